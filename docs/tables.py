@@ -107,6 +107,18 @@ def race_cases():
     return table(header, rows)
 
 
+def numba_features():
+    done = subprocess.run(
+        [sys.executable, "tests/emu/numba_features.py"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.rstrip("\n")
+
+
 def hello_without_wait():
     """What the emulator says about examples/00_hello.py without its wait."""
     program = (ROOT / "examples" / "00_hello.py").read_text().split('"""', 2)[2].lstrip()
@@ -180,6 +192,42 @@ def draw_headline(path):
     axes.grid(alpha=0.3)
     axes.legend()
     report.save(figure, path, bench_page.mark_of(ALL_REDUCE))
+
+
+BUDGETS = {  # what is within budgets of multiprocessors: its file, size or shape in it, the command
+    "AllReduce of 32 MB": (
+        "all_reduce_sms_h200x2",
+        32 << 20,
+        "shmemkit run -n 2 -m shmemkit.bench all_reduce --sizes 32M --methods auto --vs '' --sms 8,16,32,64",
+    ),
+    "AG+GEMM, 8192 x 8192 x 8192": (
+        "ag_gemm_sms_h200x2",
+        "8192x8192x8192",
+        "shmemkit run -n 2 -m shmemkit.bench ag_gemm --shapes 8192x8192x8192 --methods auto --vs '' "
+        "--sms 8,16,32,64",
+    ),
+}
+
+
+def budgets():
+    """What ``sms=`` costs, of files that these commands have written; they are no others' (bench_page.py)."""
+    parts = []
+    for title, (file, case, command) in BUDGETS.items():
+        path = RESULTS / "sms" / f"{file}.json"
+        measured = f"`{command} --json {file}.json`"
+        if not path.exists():
+            parts.append(
+                f"{title}: not measured yet. {measured} does it on 2 H200; the file belongs into "
+                "`benchmarks/results/sms/`."
+            )
+            continue
+        results = Results.read(path)
+        ours = [r for r in results.rows if case in (r.bytes, r.shape) and r.method.startswith("auto")]
+        rows = [
+            [r.method.partition("sms=")[2] or "as tuned", r.took or "", f"{r.us:.1f}"] for r in ours if r.us
+        ]
+        parts += [f"{title}:", table(["`sms`", "method", "us"], rows), f"{machine(results)} {measured}"]
+    return "\n\n".join(parts)
 
 
 def machine(results):

@@ -81,6 +81,7 @@ from .runtime.symmetric_memory import (
 )
 from .runtime.timeline import Timeline as Timeline
 from .runtime.timer import Timer as Timer
+from .runtime.world import Group as Group
 from .runtime.world import World as World
 from .runtime.world import current as current
 from .runtime.world import init as init

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from unittest import mock
 
 import pytest
 import touched
@@ -9,6 +10,9 @@ import touched
 import shmemkit as sk
 from shmemkit.emu import DeadlockError
 from shmemkit.emu.__main__ import main as shmemkit_emu
+
+untyped = mock.patch.dict(os.environ, SHMEMKIT_TYPING="0")
+"""Decorator: the kernels that it launches are more than Numba compiles."""
 
 
 def spmd(n, main, **options):

@@ -32,6 +32,8 @@ OTHER_OBJECTS = [
     "Barrier.__call__",
     "ExpertParallel.dispatch",
     "ExpertParallel.combine",
+    "ExpertParallel.combine_weights",
+    "ExpertParallel.keep",
     "Gemm.__call__",
 ]
 OTHER_OBJECTS += ["GroupedGemm.__call__", "ExpertIndex.update", "Queue.__init__"]
@@ -107,8 +109,8 @@ class Noted:
 
 def _noting_kernels(rebind):
     @functools.wraps(rebind)
-    def noting(kernel):
-        function = rebind(kernel)
+    def noting(kernel, *is_sized):
+        function = rebind(kernel, *is_sized)
         if function not in _kernels:
             _kernels.add(function)
             _touched.update(f"shmemkit.device.{name}" for name in primitives_of(function))

@@ -7,8 +7,9 @@ the ranks. One kernel.
 Each rank attends to its own tokens, in the way of Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023), and the
 ranks' results are combined by packets (``collectives/attention_combine.py``).
 
-Units     unit u: a batch entry and a head of K and V, with the `group` heads of q that share it. Its tokens
-          are in tiles, 16 for each warp of a block. All tiles, unit after unit, are divided evenly among the
+Units     unit u: a batch entry and a head of K and V, or `together` neighbouring ones, with the `group`
+          heads of q that share each. Its tokens are in tiles. A warp has 16 tokens of a tile, of one head:
+          `together` warps have the same tokens. All tiles, unit after unit, are divided evenly among the
           blocks. So a block has neighbouring tiles, of one unit or several, and of two at most only a part
 Ring      each warp's own: `stages` slots of 16 tokens of K and V in shared memory, which cp.async fills
 Partials  partials[block, 0], of a unit that the block has from the middle on; [block, 1], of one that it has
@@ -51,12 +52,12 @@ from shmemkit.collectives.attention_combine import (
     packets_of,
     partial_attention,
 )
-from shmemkit.collectives.collective import plans_of
+from shmemkit.collectives.collective import plans_of, run_bound
 from shmemkit.collectives.method import agree_on
 from shmemkit.collectives.schedules.packets import PacketMethod
 from shmemkit.collectives.transports import LAMPORT
 from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wait, symm_at
-from shmemkit.device.cuda.arithmetic import divided_by, exp2
+from shmemkit.device.cuda.arithmetic import divided_by, exp2, reciprocal
 from shmemkit.device.cuda.float_storage import element
 from shmemkit.device.cuda.mma import (
     cp_async,
@@ -66,9 +67,10 @@ from shmemkit.device.cuda.mma import (
     ldmatrix_trans,
     warp_mma,
 )
-from shmemkit.device.cuda.register_tuples import for_each_part, map_parts
-from shmemkit.device.cuda.unroll import tuple_of
+from shmemkit.device.cuda.register_tuples import combine_parts, for_each_part, map_parts
+from shmemkit.device.cuda.unroll import chained, tuple_of
 from shmemkit.device.cuda.weighted_sums import four_words, weighted_sum
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
@@ -76,8 +78,6 @@ from shmemkit.support.arrays import (
     address_of,
     call_on,
     check_writable,
-    converted,
-    keyed,
     new_output,
     overlap,
     with_shape,
@@ -89,6 +89,7 @@ DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128)
 ROWS = 16  # of the tensor cores; as many tokens of a warp
 PIECE = LAMPORT.unit_bytes
+AT_ONCE = 8  # partials that a thread loads at once
 ALL = 0xFFFFFFFF
 LOG2_E = math.log2(math.e)
 
@@ -98,21 +99,27 @@ load_piece, store_piece = LAMPORT.load, LAMPORT.store
 
 
 class Tile(NamedTuple):
-    """Of a block: its warps, the slots of a warp's ring, and the blocks of a multiprocessor."""
+    """Of a block: its warps, the slots of a warp's ring, the blocks of a multiprocessor, and the heads of K
+    and V that a block reads at once, at most; `warps` and `heads` are powers of two. In a cache (.., tokens,
+    heads, head_dim) the heads of a token are neighbours: the more are read at once, the longer the pieces of
+    memory are."""
 
     warps: int
     stages: int
     blocks: int
+    heads: int = 1
 
-    @property
-    def tokens(self):
-        return self.warps * ROWS
+    def together(self, kv_heads):
+        return math.gcd(self.heads, self.warps, kv_heads)
+
+    def tokens(self, kv_heads):
+        return self.warps * ROWS // self.together(kv_heads)
 
     def shared_bytes(self, head_dim):
-        return self.tokens * self.stages * 4 * head_dim
+        return self.warps * ROWS * self.stages * 4 * head_dim
 
 
-TILE, EMULATED_TILE = Tile(8, 3, 1), Tile(2, 2, 1)
+TILE, EMULATED_TILE = Tile(8, 3, 1), Tile(2, 2, 1, 2)
 
 
 def inline(function):
@@ -122,19 +129,21 @@ def inline(function):
 @functools.cache
 def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
     """-> the kernel for `kv_heads` heads of K and V, each with `group` heads of q"""
-    warps, stages, blocks = tile
+    warps, stages, blocks, _ = tile
     heads, ahead, but_first = kv_heads * group, stages - 1, stages - 2
+    together, tile_tokens = tile.together(kv_heads), tile.tokens(kv_heads)
+    sets, rows, states = kv_heads // together, together * group, warps // together
     lanes, _, send, receive = partial_attention(n, heads, head_dim, "float32", form)
     own_heads = heads if form == "all_gather" else heads // n
     row_bytes, row_pieces = 2 * head_dim, head_dim // 8
     half, at_once = ROWS * row_bytes, 32 // row_pieces  # bytes of K in a slot; rows of one copy
     ring, steps = stages * 2 * half, head_dim // 16
-    log_pieces, log_tile = row_pieces.bit_length() - 1, tile.tokens.bit_length() - 1
-    tile_tokens = tile.tokens
+    log_pieces, log_tile = row_pieces.bit_length() - 1, tile_tokens.bit_length() - 1
+    log_together = together.bit_length() - 1
     threads = 32 * warps
     lane_groups = threads // lanes
     n_sums, n_tops = warps * group * head_dim, 2 * warps * group
-    splits = max(1, min(warps, lane_groups // group))
+    splits = max(1, min(states, lane_groups // rows))
     zero_scores, multiply_scores = warp_mma(1, 2, dtype)
     zero_sums, multiply_sums = warp_mma(1, head_dim // 8, dtype)
     pack, pack_floats = element(dtype).pack, element("float32").pack
@@ -166,11 +175,12 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
             b = u32(b + 32)
         for distance in (16, 8, 4, 2, 1):
             total = u32(total + u32(cuda.shfl_xor_sync(ALL, types.int32(total), distance)))
-        return u32(total * kv_heads)
+        return u32(total * sets)
 
     @inline
     def cursor_at(lengths, batch, capacity, index):
-        """-> batch entry, head, tile of the unit, tiles of the unit, tokens: of the tile with that index."""
+        """-> batch entry, set of heads, tile of the unit, tiles of the unit, tokens: of the tile with that
+        index."""
         first, before, beyond = u32(0), u32(0), u32(0)
         while beyond == 0:
             here = tiles_of_lane(lengths, u32(first + cuda.laneid), batch, capacity)
@@ -179,14 +189,14 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
                 other = u32(cuda.shfl_up_sync(ALL, types.int32(up_to), distance))
                 if cuda.laneid >= distance:
                     up_to = u32(up_to + other)
-            beyond = u32(cuda.ballot_sync(ALL, u32((before + up_to) * kv_heads) > index))
+            beyond = u32(cuda.ballot_sync(ALL, u32((before + up_to) * sets) > index))
             lane, tiles_before = 32, up_to
             if beyond != 0:
                 lane, tiles_before = cuda.ffs(beyond) - 1, u32(up_to - here)
             before = u32(before + u32(cuda.shfl_sync(ALL, types.int32(tiles_before), min(lane, 31))))
             first = u32(first + lane)
         length = length_of(lengths, first, batch, capacity)
-        tiles, t = tiles_of(length), u32(index - before * kv_heads)
+        tiles, t = tiles_of(length), u32(index - before * sets)
         h = divided_by(t, tiles)
         return first, u32(h), u32(t - h * tiles), tiles, length
 
@@ -196,7 +206,7 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
         t = u32(t + 1)
         if t == tiles:
             t, h = u32(0), u32(h + 1)
-            if h == kv_heads:
+            if h == sets:
                 h, b = u32(0), u32(b + 1)
                 length = length_of(lengths, b, batch, capacity)
                 while b < batch and length == 0:
@@ -208,12 +218,21 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
     # ---- copies
 
     @inline
+    def first_token():
+        """Of the warp, in a tile."""
+        return u32((cuda.threadIdx.x >> u32(5 + log_together)) * ROWS)
+
+    @inline
+    def head_of_set():
+        return u32((cuda.threadIdx.x >> 5) & (together - 1))
+
+    @inline
     def place_of(cursor, table, cache):
         """Of the lane's token of the warp's part of the tile: the number of its first piece in K, for head 0;
         all bits set beyond the last token."""
         b, _, t, _, length = cursor
         pages, page_size, page_step, token_step, _ = cache
-        token = u32((t << u32(log_tile)) + (cuda.threadIdx.x >> 5) * ROWS + (cuda.laneid & (ROWS - 1)))
+        token = u32((t << u32(log_tile)) + first_token() + (cuda.laneid & (ROWS - 1)))
         place = u32(ALL)
         if token < length:
             number, page = u32(divided_by(token, page_size)), b
@@ -226,16 +245,16 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
     @inline
     def fill(shared, slot, k, v, place, h, head_step):
         column, row = u32(cuda.laneid & (row_pieces - 1)), u32(cuda.laneid >> log_pieces)
-        shift = u32(h * head_step + column)
-        for _ in range(ROWS // at_once):
-            there = u32(cuda.shfl_sync(ALL, types.int32(place), row))
+        to, shift = u32(slot + row * row_bytes + ((column ^ row) << 4)), u32(h * head_step + column)
+        for i in range(ROWS // at_once):
+            there = u32(cuda.shfl_sync(ALL, types.int32(place), u32(row + i * at_once)))
             n_bytes, at = 0, u32(0)
             if there != ALL:
                 n_bytes, at = PIECE, u32(there + shift)
-            to = u32(slot + row * row_bytes + ((column ^ (row & 7)) << 4))
-            cp_async(shared, to, k, at, n_bytes, 16)
-            cp_async(shared, u32(to + half), v, at, n_bytes, 16)
-            row = u32(row + at_once)
+            # row + i * at_once has the bits of both: so has its exclusive or with the column
+            here = u32((to ^ u32((i * at_once & 7) << 4)) + i * at_once * row_bytes)
+            cp_async(shared, here, k, at, n_bytes, 16)
+            cp_async(shared, u32(here + half), v, at, n_bytes, 16)
 
     # ---- a tile
 
@@ -258,18 +277,25 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
     q_parts = tuple_of(steps, q_part)
 
     @functools.cache
-    def scoring(k):
-        before, step = scoring(k - 1) if k > 1 else None, k - 1
+    def scoring(step):
+        """Of every second step up to this one: two chains of products, of half the latency."""
+        before = scoring(step - 2) if step > 1 else None
 
         @inline
         def first(shared, at, q):
-            return multiply_scores(zero_scores(), q[0], ldmatrix(shared, at))
+            return multiply_scores(zero_scores(), q[step], ldmatrix(shared, at ^ u32(32 * step)))
 
         @inline
         def score(shared, at, q):
             return multiply_scores(before(shared, at, q), q[step], ldmatrix(shared, at ^ u32(32 * step)))
 
-        return score if k > 1 else first
+        return score if step > 1 else first
+
+    @inline
+    def add_part(part, other, i, arguments):
+        return part[0] + other[0], part[1] + other[1], part[2] + other[2], part[3] + other[3]
+
+    add_scores = combine_parts(4, add_part)
 
     @functools.cache
     def loading(k):
@@ -285,30 +311,43 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
 
         return load if k > 1 else first
 
-    scores_of, values_of = scoring(steps), loading(steps)
+    even_scores, odd_scores, values_of = scoring(steps - 2), scoring(steps - 1), loading(steps)
 
     @inline
-    def scaled(score, token, left, scale, cap):
-        if cap != 0:
-            score = f32(cap - cap * f32(2) / (exp2(f32(score * scale)) + f32(1)))
-        else:
-            score = f32(score * scale)
+    def capped(score, cap):
+        return f32(cap - f32(cap * f32(2)) * reciprocal(f32(exp2(score) + f32(1))))
+
+    @inline
+    def cap_part(part, i, arguments):
+        (cap,) = arguments
+        return capped(part[0], cap), capped(part[1], cap), capped(part[2], cap), capped(part[3], cap)
+
+    @inline
+    def there(score, token, left):
         return score if token < left else LEAST
 
     @inline
     def scale_part(part, i, arguments):
-        left, scale, cap = arguments
-        token = 2 * (cuda.laneid & 3)
+        (scale,) = arguments
         return (
-            scaled(part[0], token, left, scale, cap),
-            scaled(part[1], token + 1, left, scale, cap),
-            scaled(part[2], token, left, scale, cap),
-            scaled(part[3], token + 1, left, scale, cap),
-            scaled(part[4], token + 8, left, scale, cap),
-            scaled(part[5], token + 9, left, scale, cap),
-            scaled(part[6], token + 8, left, scale, cap),
-            scaled(part[7], token + 9, left, scale, cap),
+            f32(part[0] * scale),
+            f32(part[1] * scale),
+            f32(part[2] * scale),
+            f32(part[3] * scale),
         )
+
+    @inline
+    def mask_part(part, i, arguments):
+        (left,) = arguments
+        token = 8 * i + 2 * (cuda.laneid & 3)
+        return (
+            there(part[0], token, left),
+            there(part[1], token + 1, left),
+            there(part[2], token, left),
+            there(part[3], token + 1, left),
+        )
+
+    scale_scores, cap_scores, mask_scores = (map_parts(4, f) for f in (scale_part, cap_part, mask_part))
 
     @inline
     def shrink_part(part, i, arguments):
@@ -318,7 +357,7 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
             *(part[4] * a, part[5] * a, part[6] * b, part[7] * b),
         )
 
-    scale_scores, shrink = map_parts(8, scale_part), map_parts(8, shrink_part)
+    shrink = map_parts(8, shrink_part)
 
     @inline
     def largest(x):
@@ -334,7 +373,11 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
     def attend(shared, at_k, at_v, q, left, scale, cap, state):
         """Step 2; the lane has two rows: lane // 4, and that + 8."""
         sums, top0, top1, total0, total1 = state
-        s = scale_scores(scores_of(shared, at_k, q), (left, scale, cap))
+        s = scale_scores(add_scores(even_scores(shared, at_k, q), odd_scores(shared, at_k, q), ()), (scale,))
+        if cap != 0:
+            s = cap_scores(s, (cap,))
+        if left < ROWS:
+            s = mask_scores(s, (left,))
         new0 = f32(max(top0, largest(max(max(s[0], s[1]), max(s[4], s[5])))))
         new1 = f32(max(top1, largest(max(max(s[2], s[3]), max(s[6], s[7])))))
         if cuda.any_sync(ALL, new0 > top0 or new1 > top1):
@@ -397,12 +440,12 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
         """-> the lane's piece of the row, the row's lse to base 2: of `count` states in shared memory."""
         top = tops[2 * row]
         for i in range(1, count):
-            top = f32(max(top, tops[2 * (i * group + row)]))
+            top = f32(max(top, tops[2 * (i * rows + row)]))
         a = b = c = d = weights = f32(0)
         for i in range(count):
-            at = (i * group + row) * head_dim + 4 * j
-            weight = exp2(f32(tops[2 * (i * group + row)] - top))
-            weights = f32(weights + weight * tops[2 * (i * group + row) + 1])
+            at = (i * rows + row) * head_dim + 4 * j
+            weight = exp2(f32(tops[2 * (i * rows + row)] - top))
+            weights = f32(weights + weight * tops[2 * (i * rows + row) + 1])
             a, b = f32(a + weight * sums[at]), f32(b + weight * sums[at + 1])
             c, d = f32(c + weight * sums[at + 2]), f32(d + weight * sums[at + 3])
         scale = f32(f32(1) / weights)
@@ -410,37 +453,51 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
         return words, f32(top + f32(math.log(weights)) * f32(LOG2_E))
 
     @inline
+    def load_partial(k, arguments):
+        """-> a piece and its lse: of the k-th next block of the split; nothing beyond the last block."""
+        block, first, last, row, j, partials, lses = arguments
+        block = u32(block + k * splits)
+        words, lse = (u64(0), u64(0)), LEAST
+        if block <= last:
+            slot = u32((2 * block + (1 if block == first else 0)) * rows + row)
+            words, lse = load_piece(partials, u32(slot * lanes + j)), lses[slot]
+        return words, lse
+
+    @inline
+    def add_partial(k, partial, total):
+        (words, lse), (a, b, c, d, weights, top) = partial, total
+        new = f32(max(top, lse))
+        old, weight = exp2(f32(top - new)), exp2(f32(lse - new))
+        x = float_add(float_zero(), four_words(words), weight)
+        a, b = f32(a * old + x[0]), f32(b * old + x[1])
+        c, d = f32(c * old + x[2]), f32(d * old + x[3])
+        return a, b, c, d, f32(weights * old + weight), new
+
+    load_some, add_some = tuple_of(AT_ONCE, load_partial), chained(AT_ONCE, add_partial)
+
+    @inline
     def add_partials(first, last, partials, lses, sums, tops):
-        """Step 4: add up those of the blocks first .. last, some blocks in each `split`, to shared memory."""
+        """Step 4: add up those of the blocks first .. last, some blocks in each `split`, to shared memory.
+        Some are loaded at once: one by one, their latencies would take most of a short call."""
         j, part = cuda.threadIdx.x & (lanes - 1), cuda.threadIdx.x // lanes
-        while part < splits * group:
-            split = part // group
-            row = part - split * group
-            a = b = c = d = weights = f32(0)
-            top, block = LEAST, u32(first + split)
+        while part < splits * rows:
+            split = part // rows
+            row = part - split * rows
+            total, block = (f32(0), f32(0), f32(0), f32(0), f32(0), LEAST), u32(first + split)
             while block <= last:
-                slot = 2 * block
-                if block == first:
-                    slot += 1
-                words = load_piece(partials, u32((slot * group + row) * lanes + j))
-                lse = lses[slot * group + row]
-                new = f32(max(top, lse))
-                old, weight = exp2(f32(top - new)), exp2(f32(lse - new))
-                x = float_add(float_zero(), four_words(words), weight)
-                a, b = f32(a * old + x[0]), f32(b * old + x[1])
-                c, d = f32(c * old + x[2]), f32(d * old + x[3])
-                top, weights, block = new, f32(weights * old + weight), u32(block + splits)
-            at = (split * group + row) * head_dim + 4 * j
-            sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = a, b, c, d
+                total = add_some(load_some((block, first, last, row, j, partials, lses)), total)
+                block = u32(block + AT_ONCE * splits)
+            at = (split * rows + row) * head_dim + 4 * j
+            sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = total[0], total[1], total[2], total[3]
             if j == 0:
-                tops[2 * (split * group + row)] = top
-                tops[2 * (split * group + row) + 1] = weights
+                tops[2 * (split * rows + row)] = total[5]
+                tops[2 * (split * rows + row) + 1] = total[4]
             part += lane_groups
 
     @inline
     def send_unit(sums, tops, count, first_row, packets):
         j, row = u32(cuda.threadIdx.x & (lanes - 1)), u32(cuda.threadIdx.x // lanes)
-        while row < group:
+        while row < rows:
             words, lse = added_up(sums, tops, count, row, j)
             send(packets, u32(first_row + row), j, (words,), f32(lse * LN_2))
             row = u32(row + lane_groups)
@@ -448,11 +505,11 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
     @inline
     def store_partial(sums, tops, slot, partials, lses):
         j, row = u32(cuda.threadIdx.x & (lanes - 1)), u32(cuda.threadIdx.x // lanes)
-        while row < group:
-            words, lse = added_up(sums, tops, warps, row, j)
-            store_piece(partials, u32((slot * group + row) * lanes + j), words)
+        while row < rows:
+            words, lse = added_up(sums, tops, states, row, j)
+            store_piece(partials, u32((slot * rows + row) * lanes + j), words)
             if j == 0:
-                lses[slot * group + row] = lse
+                lses[slot * rows + row] = lse
             row = u32(row + lane_groups)
 
     @cuda.jit(launch_bounds=(threads, blocks))
@@ -468,7 +525,7 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
                    distances of pages, of tokens and of heads, in pieces: uint32 each
         scale      of scores, times log2(e); with a cap times 2 / cap
         cap        times log2(e); 0 without
-        partials   complex128 (2 * grid * group * head_dim / 4,); lses: float32 (2 * grid * group,)
+        partials   complex128 (2 * grid * rows of a unit * head_dim / 4,); lses: float32 (2 * grid * these)
         arrivals   uint32, of each unit, zeros at first
         grid       one-dimensional; dynamic shared memory: Tile.shared_bytes
         """
@@ -479,7 +536,7 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
         griddepcontrol_launch_dependents()
         batch, capacity, head_step = u32(batch), types.int32(capacity), cache[4]
         warp, lane, block = u32(cuda.threadIdx.x >> 5), u32(cuda.laneid), u32(cuda.blockIdx.x)
-        my_ring, begin = u32(warp * ring), u32(warp * ROWS)
+        my_ring, begin, my_head = u32(warp * ring), first_token(), head_of_set()
         # ldmatrix: the lane's row of the slot, and which half of 16 elements of K, or of 32 bytes of V
         of_k = u32((((lane >> 4) << 3) + (lane & 7)) * row_bytes + ((((lane >> 3) & 1) ^ (lane & 7)) << 4))
         of_v = u32((lane & 15) * row_bytes + (((lane >> 4) ^ (lane & 7)) << 4) + half)
@@ -494,7 +551,7 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
             filled = my_ring
             for _ in range(ahead):
                 if asked < end:
-                    fill(shared, filled, k, v, place, coming[1], head_step)
+                    fill(shared, filled, k, v, place, u32(coming[1] * together + my_head), head_step)
                     coming = following(lengths, batch, capacity, coming)
                     asked = u32(asked + 1)
                     if asked < end:
@@ -504,17 +561,17 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
             slot = my_ring
             while index < end:
                 b, h, t, tiles, length = here
-                first_row = u32(b * heads + h * group)
+                first_row = u32(b * heads + h * rows)
                 first_tile = u32(index - t)
                 last = u32(min(end, u32(first_tile + tiles)))
                 whole = t == 0 and last == first_tile + tiles
-                parts = q_parts((q, u32(first_row * head_dim)))
+                parts = q_parts((q, u32((first_row + my_head * group) * head_dim)))
                 state = zero_sums(), LEAST, LEAST, f32(0), f32(0)
                 while index < last:
                     cp_async_wait(but_first)
                     cuda.syncwarp()
                     if asked < end:
-                        fill(shared, filled, k, v, place, coming[1], head_step)
+                        fill(shared, filled, k, v, place, u32(coming[1] * together + my_head), head_step)
                         coming = following(lengths, batch, capacity, coming)
                         asked = u32(asked + 1)
                         if asked < end:
@@ -536,7 +593,7 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
                 put(state, sums, tops)
                 cuda.syncthreads()
                 if whole:
-                    send_unit(sums, tops, warps, first_row, packets)
+                    send_unit(sums, tops, states, first_row, packets)
                 else:
                     slot_of_partial = u32(2 * block + (1 if first_tile >= block * per_block else 0))
                     store_partial(sums, tops, slot_of_partial, partials, lses)
@@ -544,7 +601,7 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
                     first_block = divided_by(first_tile, per_block)
                     last_block = divided_by(u32(first_tile + tiles - 1), per_block)
                     if cuda.threadIdx.x == 0:
-                        unit = b * kv_heads + h
+                        unit = b * sets + h
                         cuda.threadfence()
                         arrived = cuda.atomic.add(arrivals, unit, 1)
                         cuda.threadfence()
@@ -588,7 +645,8 @@ class _Decode(PacketMethod):
         emulated = world.backend.name == "emulator"
         self.tile = EMULATED_TILE if emulated else TILE
         self.threads, self.shared = 32 * self.tile.warps, self.tile.shared_bytes(head_dim)
-        self.units, self.kv_heads = max_batch * kv_heads, kv_heads
+        self.kv_heads, self.together = kv_heads, self.tile.together(kv_heads)
+        self.units, rows = max_batch * kv_heads // self.together, self.together * group
         self.kernel = decode_kernel(world.n_ranks, kv_heads, group, head_dim, dtype, form, self.tile)
         self.arrivals = world.xp.zeros(self.units, "uint32")
         self.partials, self.lses = world.xp.zeros(0, "complex128"), world.xp.zeros(0, "float32")
@@ -596,9 +654,9 @@ class _Decode(PacketMethod):
         empty = world.xp.empty(0, "int32")
         cache = (np.uint32(0),) * 5
         launch = self._launch(1, nothing, nothing, nothing, empty, empty, nothing, 0, cache, 0, 1.0, 0.0)
-        self.fit = min(launch.resident_blocks, self.tile.blocks * world.backend.multiprocessors)
-        self.partials = world.xp.zeros(2 * self.fit * group * head_dim // 4, "complex128")
-        self.lses = world.xp.zeros(2 * self.fit * group, "float32")
+        self.fit = self.within(min(launch.resident_blocks, self.tile.blocks * world.backend.multiprocessors))
+        self.partials = world.xp.zeros(2 * self.fit * rows * head_dim // 4, "complex128")
+        self.lses = world.xp.zeros(2 * self.fit * rows, "float32")
 
     def _launch(self, grid, q, k, v, table, lengths, out, batch, cache, capacity, scale, cap):
         return self.launch(
@@ -612,7 +670,8 @@ class _Decode(PacketMethod):
 
     def bind(self, *args):
         batch, capacity = args[6], args[8]
-        tiles = batch * self.kv_heads * max(1, -(-capacity // self.tile.tokens))
+        sets = self.kv_heads // self.together
+        tiles = batch * sets * max(1, -(-capacity // self.tile.tokens(self.kv_heads)))
         return self._launch(min(self.fit, tiles), *args)
 
 
@@ -635,6 +694,7 @@ class FlashDecode:
     dtype      bfloat16 or float16
     form       "all_gather": every rank gets all heads of out. "all_to_all": rank r gets the r-th segment of
                heads, whose number the ranks divide
+    sms        the most multiprocessors that it uses, 1 or more; None: as many as are tuned
 
     Scores and sums are float32; what the tensor cores multiply by v is rounded to dtype, and out is rounded
     once. All ranks that get a row get the same bits.
@@ -649,6 +709,8 @@ class FlashDecode:
         head_dim: int = 128,
         dtype: DType = "bfloat16",
         form: AttentionForm = "all_gather",
+        *,
+        sms: int | None = None,
     ):
         check_world(WHO, world)
         self._method: Any = None
@@ -669,7 +731,9 @@ class FlashDecode:
                     f"{ROWS} times as many"
                 )
             sizes = {"max_batch": max_batch, "q_heads": q_heads, "kv_heads": kv_heads}
-            return {**sizes, "head_dim": head_dim, "dtype": kind.name, "form": form}
+            self.sms = checked_sms(WHO, sms)
+            sizes |= {"head_dim": head_dim, "dtype": kind.name, "form": form}
+            return {**sizes, "sms": self.sms}
 
         agree_on(world, WHO, check)
         self.world, self.dtype, self.form, self.max_batch = world, kind, form, int(max_batch)
@@ -677,7 +741,7 @@ class FlashDecode:
         self.own_heads = self.q_heads if form == "all_gather" else self.q_heads // world.n_ranks
         self._plans, self._order = plans_of(world), shared_order(world)
         of = self.kv_heads, self.q_heads // self.kv_heads, self.head_dim, kind.name, form
-        self._method = _Decode(world, self.max_batch, *of, name=f"flash_decode {form}")
+        self._method = _Decode(world, self.max_batch, *of, name=f"flash_decode {form}", sms=self.sms)
 
     def __call__(
         self,
@@ -698,10 +762,11 @@ class FlashDecode:
                      page_size, kv_heads, head_dim). Both have the same strides, any multiples of 16 bytes,
                      the last one that of contiguous elements. So heads may come before tokens:
                      ``k.transpose(0, 2, 1, 3)``
-        lengths      (batch,), int32, on the GPU: how many tokens of each sequence are in the rank's cache, 0
-                     to as many as there is room for
+        lengths      (batch,), int32, on the GPU: how many tokens of each sequence are in the rank's cache.
+                     Less than 0 is as 0, more than there is room for as all of it
         block_table  (batch, most pages of a sequence), int32, on the GPU: the pages of each sequence in their
-                     order. Entries beyond its length are not read
+                     order, each 0 to pages - 1, which nobody checks on a GPU. Entries beyond its length are
+                     not read
         scale        default: 1 / sqrt(head_dim)
         soft_cap     scores become ``soft_cap * tanh(scores / soft_cap)``
         out          (batch, q_heads, head_dim), or (batch, q_heads / n_ranks, head_dim) by "all_to_all".
@@ -723,16 +788,7 @@ class FlashDecode:
             shape = (*like.shape[:1], self.own_heads, self.head_dim)
             result = new_output(like, shape, like.dtype, world.xp, stream, world.backend.follow)
         arrays = {"q": like, "k": k, "v": v, "lengths": lengths, "block_table": block_table, "out": result}
-        key, known = keyed(WHO, arrays, world.xp, OPTIONAL)
-        key = *key, scale, soft_cap
-        run = self._plans.get(key)
-        if run is None:
-            run = self._plan(**converted(WHO, known, world.xp, OPTIONAL), scale=scale, soft_cap=soft_cap)
-            self._plans.keep(key, run)
-        self._order.before(stream, WHO, known["q"])
-        run(stream)
-        if waits:
-            world.stream.synchronize()
+        run_bound(self, WHO, arrays, stream, waits, OPTIONAL, scale=scale, soft_cap=soft_cap)
         return result
 
     def _plan(self, q, k, v, lengths, block_table, out, scale, soft_cap):

@@ -1,6 +1,7 @@
 """The emulator as a World sees it; ``shmemkit.backends.nvshmem`` has the same interface for NVSHMEM."""
 
 import sys
+from copy import copy as copy_of
 from functools import cached_property
 from typing import Any
 
@@ -8,13 +9,15 @@ import numpy as np
 
 from shmemkit.emu import launch_hook, timeline
 from shmemkit.emu.array_module import ArrayModule
+from shmemkit.emu.collective_calls import Calls
 from shmemkit.emu.device_arrays import address
 from shmemkit.emu.grid import Launch
-from shmemkit.emu.heap import heap_size, private_memory
+from shmemkit.emu.heap import ALIGNMENT, heap_size, private_memory
 from shmemkit.emu.host_arrays import HostArray, perform
 from shmemkit.emu.machine import Machine
+from shmemkit.emu.members import Members, book_of, book_size
 from shmemkit.emu.multicast_memory import Multicast
-from shmemkit.emu.processes import Processes
+from shmemkit.emu.processes import Meeting, Processes
 from shmemkit.emu.report import user_line
 from shmemkit.emu.run import LocalComm, current_host, schedule_of
 from shmemkit.emu.schedules import Seeded
@@ -26,6 +29,7 @@ from shmemkit.support.settings import shown
 
 from . import multicast
 from .single_comm import SingleComm
+from .slabs import slab_is_full
 
 _users = 0  # worlds alive in this process
 
@@ -39,9 +43,15 @@ class _Memory:
 
 
 class EmulatorBackend:
-    """`comm`: an mpi4py communicator, or None (one PE, or the PE of ``emu.run`` that calls)."""
+    """`comm`: an mpi4py communicator, or None (one PE, or the PE of ``emu.run`` that calls).
+
+    A group's is a copy, with `members`, `comm` and others of its own.
+    """
 
     name = gpu_name = "emulator"
+    slab = meeting = (
+        None  # of a group: its part of the heap; how its host programs meet, in several processes
+    )
     compute_capability = cached_property(lambda self: self.machine.gpu.compute_capability)
     multiprocessors = cached_property(lambda self: self.machine.gpu.sms)
     block_shared = cached_property(lambda self: self.machine.gpu.shared - self.machine.gpu.reserved)
@@ -71,11 +81,46 @@ class EmulatorBackend:
             comm.Barrier()  # every rank's counters are zero
         self.xp = ArrayModule(self.machine)
         self.default_local_size = self.machine.local_size
-        self.heap, self.calls = self.machine.heaps[self.pe], self.machine.calls[self.pe]
+        self.heap, self.members = self.machine.heaps[self.pe], self.machine.members[self.pe]
         if self.pe not in self.machine.defaults:
             self.machine.defaults[self.pe] = Stream(self.machine, self.pe).use()
         self.stream = Stream(self.machine, self.pe, blocking=False).__enter__()
         _install()
+
+    calls = property(lambda self: self.members.calls)
+
+    # -- groups
+    def new_slab(self, n_bytes):
+        """-> a part of my memory from which groups of my ranks allocate. Collective."""
+        n_bytes += book_size(self.members.n) + ALIGNMENT
+        return self.heap.new_slab(n_bytes, self.slab or self.heap.whole, slab_is_full)
+
+    def free_slab(self, slab):
+        """Give it back: its groups have ended. Collective."""
+        self.heap.free_slab(slab, self.slab or self.heap.whole)
+
+    def group(self, ranks, comm, slab, key):
+        """-> the backend of a group of my `ranks`, in order, which allocates from `slab`. This rank is one of
+        them. All have called it before any of them uses it.
+
+        comm  the communicator of these
+        key   what no other group of mine has, alike on all members
+        """
+        group, pes = copy_of(self), [self.members.pes[rank] for rank in ranks]
+        group.comm, group.slab, book = comm, slab, self.heap.allocate(book_size(len(pes)), slab)
+        book.fill(0)
+        arrivals, *shared = book_of(book, len(pes))
+        met, table = (self.heap.on(part, pes[0]) for part in shared)
+        calls, key = Calls(table, pes.index(self.pe), pes), (*self.members.key, key)
+        group.members = self.machine.groups[key] = Members(pes, self.pe, 1, arrivals, calls, key)
+        if self.processes is not None:
+            group.meeting = Meeting(comm, pes, met[:-1], met[-1:])
+        return group
+
+    def end_group(self):
+        """The group ends, and has freed its arrays. Other ranks may still read what ``free_slab`` gives
+        back."""
+        self.machine.groups.pop(self.members.key, None)
 
     @property
     def over(self):
@@ -90,18 +135,22 @@ class EmulatorBackend:
     def mapped(self):
         """Whether the memory of each rank is mapped here: of my node's."""
         size = self.machine.local_size
-        return [pe // size == self.pe // size for pe in range(self.machine.n_pes)]
+        return [pe // size == self.pe // size for pe in self.members.pes]
 
     def unreached(self, nvlink, ranks=None):
         """Why kernels here do not reach `ranks` (default: all), or None: they do."""
         mapped = self.mapped()
-        for pe in range(len(mapped)) if ranks is None else ranks:
-            if not mapped[pe]:
+        for rank in range(len(mapped)) if ranks is None else ranks:
+            if not mapped[rank]:
+                pe = self.members.pes[rank]
                 return f"rank {self.pe} cannot access the memory of rank {pe}, which is on another node"
         return None
 
     def set_local_size(self, local_size):
-        self.machine.local_size = local_size
+        if self.slab is None:
+            self.machine.set_local_size(local_size)
+        else:
+            self.members.local_size = local_size
 
     def allgather(self, value, call):
         """`value` of every rank; kernels go on meanwhile. `call` is what the host program calls."""
@@ -109,11 +158,11 @@ class EmulatorBackend:
             self.machine.check_thread()
             return self.comm.allgather(value, call)
         if self.processes is not None:
-            return self.processes.allgather(value, call)
+            return self.processes.allgather(value, call, self.meeting)
         return self.comm.allgather(value)
 
     def allocate(self, n_bytes):
-        return self.heap.allocate(n_bytes)
+        return self.heap.allocate(n_bytes, self.slab)
 
     def as_array(self, raw, shape, dtype, owner):
         """Bytes `raw` as an array; `owner` lives as long as it or a view of it."""
@@ -139,7 +188,7 @@ class EmulatorBackend:
     def free(self, raw):
         self.machine.network.settle()  # NVSHMEM's begins with a barrier of all, which completes all messages
         if self.processes is not None:
-            self.processes.barrier("free")
+            self.processes.barrier("free", self.meeting)
         allocation = self.heap.free(raw, user_line())
         self.machine.writers.freed(address(raw), allocation.size)
         if self.machine.races is not None:
@@ -148,21 +197,23 @@ class EmulatorBackend:
     def address(self, array):
         return address(array)
 
-    def peer_view(self, array, pe):
-        there = self.heap.on(array, pe)
-        if reason := self.unreached(nvlink=False, ranks=[pe]):
+    def peer_view(self, array, rank):
+        there = self.heap.on(array, self.members.pes[rank])
+        if reason := self.unreached(nvlink=False, ranks=[rank]):
             raise ValueError(f"peer_view(): {reason}. Use put and get")
         return there
 
     def multicast_view(self, array, ranks):
-        """`array`, symmetric, on all PEs of my node, which are `ranks`. ValueError on GPUs older than
+        """`array`, symmetric, on all ranks of my node, which are `ranks`. ValueError on GPUs older than
         Hopper."""
         multicast.check_capability(self.compute_capability)
         return Multicast(array)
 
     def barrier(self, stream):
         stream = self.handle(stream)
-        stream.enqueue(Launch(stream, f"{users_call('barrier')}", _barrier, [], (1, 1, 1), (1, 1, 1), 0, []))
+        grid = block = (1, 1, 1)
+        name, members = f"{users_call('barrier')}", self.members
+        stream.enqueue(Launch(stream, name, _barrier, [], grid, block, 0, [], members=members))
 
     def follow(self, later, earlier):
         """What is enqueued on stream `later` from now on runs after what is on `earlier` now (None: the
@@ -212,10 +263,11 @@ class EmulatorBackend:
         since = (0, 0) if running is None else (len(running.spans), len(running.marks))
         running = running or timeline.begin(machine, records)
         running.users += 1
+        first = next(pe for pe in self.members.pes if pe in machine.local_pes)
 
         def stop():
             running.users -= 1
-            data = running.data(since) if self.pe == machine.local_pes[0] else None
+            data = running.data(since) if self.pe == first else None
             if not running.users and machine.timeline is running:
                 timeline.stop(machine)
             return data

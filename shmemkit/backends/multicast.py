@@ -23,12 +23,13 @@ def check_capability(capability):
         )
 
 
-def address(bindings, device, ranks, symmetric):
+def address(bindings, device, ranks, symmetric, team=None):
     """-> the multicast address of the address `symmetric` in this rank's symmetric heap.
 
     bindings   nvshmem.bindings
     device     the number of this rank's GPU
-    ranks      those whose memory it must stand for
+    ranks      those whose memory it must stand for, of the World
+    team       NVSHMEM's team of these; None: that of the node
 
     ValueError, with the reason, where there is none. Nothing is created for it: NVSHMEM did so when it began,
     and is asked only where the environment, the GPU and its links allow multicast.
@@ -47,7 +48,8 @@ def address(bindings, device, ranks, symmetric):
     check_capability((attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")))
     if not attribute("MULTICAST_SUPPORTED"):
         raise ValueError("the GPU or its driver has no multicast; that needs NVLink through an NVSwitch")
-    team, world = bindings.Team_id.TEAM_NODE, bindings.Team_id.TEAM_WORLD
+    world = bindings.Team_id.TEAM_WORLD
+    team = bindings.Team_id.TEAM_NODE if team is None else team
     members = [bindings.team_translate_pe(team, i, world) for i in range(bindings.team_n_pes(team))]
     if members != list(ranks):
         raise ValueError(

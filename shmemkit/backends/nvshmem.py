@@ -1,22 +1,28 @@
 """NVSHMEM on GPUs, as a World sees it; ``backends.emulator`` has the same interface for the emulator."""
 
+import copy
 import ctypes
 import importlib
 import os
 import threading
+from typing import Any
 
-from shmemkit.compiler import jit_cache
+from shmemkit.compiler import kernel_cache
+from shmemkit.compiler.numba_internals import Module
 from shmemkit.device.cuda.timeline_records import host_call, modules
 from shmemkit.device.shmem import bounded_waits, peers
 from shmemkit.support import timeouts
-from shmemkit.support.agreement import by_text, check_equal, ranks_text
+from shmemkit.support.agreement import by_text, check_equal, of_group, ranks_text
 from shmemkit.support.settings import switch
 
 from . import multicast
 from .single_comm import SingleComm
+from .slabs import Slab
 from .streams import address_of_stream
 
 ALIGNMENT = 256  # bytes; NVSHMEM itself aligns allocations to 512
+TEAM_WORLD, TEAM_SHARED, TEAM_NODE = range(3)  # NVSHMEM's numbers
+TEAM_CONFIG_VERSION, TEAM_CONFIG_UNIQUEID = 2 << 16, 2  # NVSHMEM's, of nvshmem_team_config_t
 MEMORY_OPERATIONS = 255  # of a stream, that the driver takes at once
 HINT = (
     "On a machine without a GPU use shmemkit.init(backend='emulator') or SHMEMKIT_BACKEND=emulator; "
@@ -35,6 +41,9 @@ class NvshmemBackend:
     """
 
     name = "nvshmem"
+    slab: Any = None  # of a group: where it allocates
+    teams: Any = None  # of a group: Teams.TEAM_WORLD, ... -> NVSHMEM's team
+    _modules: Any = None  # of a group: compiled kernel -> its Module
     over = False  # MPI knows of no ranks that have failed
     calls = None  # of all ranks are not compared: see ``shmemkit.emu.collective_calls``
 
@@ -58,7 +67,7 @@ class NvshmemBackend:
         from .cupy_streams import Stream
 
         self.xp, self._core, self._bindings = cupy, nvshmem.core, nvshmem.bindings
-        jit_cache.install()
+        kernel_cache.install()
         register_arrays()
         device = Device(self.device)
         device.set_current()
@@ -79,12 +88,70 @@ class NvshmemBackend:
         self.stream.__enter__()  # current until finalize(); use() would be forgotten after any "with"
         self._event = None  # of order
         self._bounded_barrier = self._arrivals = None
+        self.ranks = range(self.n_ranks)  # of the World
+        self.groups = []  # the backends of groups that this rank is in, of the World and of its groups
         limits, offsets = zip(*self.allgather((timeouts.default(), self.offsets)), strict=True)
         variable = timeouts.VARIABLE
         given = [f"no {variable}" if limit is None else f"{variable}={limit:g}" for limit in limits]
         check_equal(given, "Set it to the same value on all ranks, or on none", "set")
         reached = not any(peers.UNREACHABLE in of_rank for of_rank in offsets)
         self._bounds_barrier = limits[0] is not None and reached
+
+    # -- groups: see ``shmemkit.backends.emulator``
+    def new_slab(self, n_bytes):
+        own = 8 * self.n_ranks + ALIGNMENT if self._bounds_barrier else 0  # a group's `_arrivals`
+        raw = self.allocate(n_bytes + own)
+        return Slab(raw, raw.data.ptr)
+
+    def free_slab(self, slab):
+        self.free(slab.raw)
+
+    def group(self, ranks, comm, slab, key):
+        """A copy, with ranks, memory, modules and NVSHMEM's teams of its own."""
+        group = copy.copy(self)
+        group.comm, group.slab = comm, slab
+        group.rank, group.n_ranks = comm.Get_rank(), comm.Get_size()
+        group.ranks, group.offsets = ([those[rank] for rank in ranks] for those in (self.ranks, self.offsets))
+        group._event = group._bounded_barrier = group._arrivals = None
+        group._modules, group.teams = {}, {TEAM_WORLD: group._new_team(range(group.n_ranks))}
+        self.groups.append(group)
+        return group
+
+    def end_group(self):
+        self.groups.remove(self)
+        self.unload()
+        for team in set(self.teams.values()) - {peers.NO_TEAM}:
+            self._core.team_destroy(team)
+
+    def unload(self):
+        """A group's modules, now that nothing runs: the garbage collector would do so at any time."""
+        for module in self._modules.values():
+            module.unload()
+        self._modules.clear()
+
+    def _new_team(self, ranks):
+        """-> NVSHMEM's team of these ranks of mine, which are consecutive and call it alike"""
+        from nvshmem.bindings import TeamConfig
+
+        me = self.rank - ranks.start
+        value = self._core.get_team_unique_id().value if me == 0 else None
+        values = self.comm.allgather(value)
+        config = TeamConfig()
+        config.version, config.num_contexts = (
+            TEAM_CONFIG_VERSION + self._bindings.team_config_dtype.itemsize,
+            -1,
+        )
+        config.uniqueid = values[ranks.start]
+        return int(self._core.team_init(config, TEAM_CONFIG_UNIQUEID, len(ranks), me))
+
+    def load(self, compiled):
+        """-> the function of a compiled kernel (a Numba kernel), in a module with the group's tables"""
+        if compiled not in self._modules:
+            tables = peers.packed(self.rank, self.n_ranks, self.offsets)
+            teams = [self.teams.get(number, peers.NO_TEAM) for number in range(peers.TEAMS)]
+            with peers.filled_with(tables, peers.packed_group(teams, self.ranks)):
+                self._modules[compiled] = Module(compiled)
+        return self._modules[compiled].function
 
     # -- who runs where
     def _place(self):
@@ -167,6 +234,12 @@ class NvshmemBackend:
                 return pe, (timeouts.BARRIER, ((here - self._arrivals.data.ptr) // 8,))
             if found := find(here):
                 return pe, found
+            for group in self.groups:
+                if group._arrivals is not None and pe in group.ranks:
+                    number = (here - group._arrivals.data.ptr) // 8
+                    if 0 <= number < group.n_ranks:
+                        barrier = timeouts.BARRIER + of_group(group.ranks)
+                        return pe, (barrier, (group.ranks[number],))
         return None, None
 
     def _offset(self, pe):
@@ -190,11 +263,12 @@ class NvshmemBackend:
         NVLink, or within one GPU), or None."""
         mapped = self.mapped()
         ranks = range(len(mapped)) if ranks is None else ranks
+        me = self.ranks[self.rank]
         for pe in ranks:
             if not mapped[pe]:
                 return (
-                    f"rank {self.rank} cannot access the memory of rank {pe}: their GPUs have no NVLink or "
-                    "PCIe peer access"
+                    f"rank {me} cannot access the memory of rank {self.ranks[pe]}: their GPUs have no NVLink "
+                    "or PCIe peer access"
                 )
         if nvlink:
             from cuda.bindings import driver
@@ -202,21 +276,28 @@ class NvshmemBackend:
             here = {_uuid(device): device for device in range(_count_devices())}
             atomics = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
             for pe in ranks:
+                pe = self.ranks[pe]
                 uuid = self._uuids[pe]
-                if uuid == self._uuids[self.rank]:
+                if uuid == self._uuids[me]:
                     continue
                 if uuid not in here:
                     return (
-                        f"rank {self.rank} does not see the GPU of rank {pe}, and so cannot tell whether "
+                        f"rank {me} does not see the GPU of rank {pe}, and so cannot tell whether "
                         "NVLink connects them. CUDA_VISIBLE_DEVICES must name all GPUs of the host"
                     )
                 devices = [_checked(driver.cuDeviceGet(number))[0] for number in (self.device, here[uuid])]
                 if not _checked(driver.cuDeviceGetP2PAttribute(atomics, *devices))[0]:  # PCIe has none
-                    return f"no NVLink connects the GPUs of ranks {self.rank} and {pe}"
+                    return f"no NVLink connects the GPUs of ranks {me} and {pe}"
         return None
 
     def set_local_size(self, local_size):
-        """Logical nodes do not change where NVSHMEM can reach."""
+        """Logical nodes do not change where NVSHMEM can reach. A group gets the teams of its nodes."""
+        if self.slab is None:
+            return
+        everybody, node = self.teams[TEAM_WORLD], self.rank // local_size * local_size
+        alone = local_size == self.n_ranks
+        mine = everybody if alone else self._new_team(range(node, node + local_size))
+        self.teams.update({TEAM_SHARED: mine, TEAM_NODE: mine})
 
     def allgather(self, value, call=None):
         """`value` of every rank. (`call` is for the emulator's reports.)"""
@@ -228,6 +309,9 @@ class NvshmemBackend:
         MemoryError on every rank when it does not fit on one of them.
         """
         size = -(-max(n_bytes, 1) // ALIGNMENT) * ALIGNMENT
+        if self.slab is not None:
+            address = self.slab.address + self.slab.take(size)
+            return self._view(address, size, self.slab.raw, (n_bytes,), "uint8")
         # Where a GPU cannot back its heap, NVSHMEM ends the program or leaves the other ranks waiting.
         rooms = self.allgather(self._room())
         buffer = None
@@ -278,6 +362,11 @@ class NvshmemBackend:
 
     def free(self, raw):
         """Give back what ``allocate`` returned. Collective."""
+        if self.slab is not None:
+            self._barrier_of_team()  # as NVSHMEM's own: all messages are delivered
+            self.stream.synchronize()
+            self.slab.give_back(raw.data.ptr - self.slab.address)
+            return
         buffer = self._buffers.pop(raw.data.ptr)
         self._in_use -= buffer.size
         self._core.free(buffer)
@@ -288,7 +377,7 @@ class NvshmemBackend:
         ValueError when `pe`'s memory is not mapped here (no peer access).
         """
         memory = array.data.mem
-        address = self._bindings.ptr(memory.ptr, pe)
+        address = self._bindings.ptr(memory.ptr, self.ranks[pe])
         if not address:
             raise ValueError(f"peer_view(): {self.unreached(nvlink=False, ranks=[pe])}. Use put and get")
         offset = array.data.ptr - memory.ptr
@@ -298,7 +387,10 @@ class NvshmemBackend:
         """`array`, symmetric or a view of a symmetric array, at its multicast address for `ranks`, those of
         my node. ValueError where there is none."""
         memory = array.data.mem
-        address = multicast.address(self._bindings, self.device, ranks, memory.ptr)
+        members, team = ranks, None
+        if self.slab is not None:
+            members, team = [self.ranks[rank] for rank in ranks], self.teams[TEAM_NODE]
+        address = multicast.address(self._bindings, self.device, members, memory.ptr, team)
         offset = array.data.ptr - memory.ptr
         return self._view(address, memory.size, array, array.shape, array.dtype, array.strides, offset)
 
@@ -308,6 +400,9 @@ class NvshmemBackend:
             self._bounded_barrier(stream)
             return
         bounded_waits.check()
+        if self.slab is not None:
+            self._barrier_of_team(stream)
+            return
         if stream is None:
             stream = self.stream
         elif stream is not self.stream:
@@ -315,6 +410,10 @@ class NvshmemBackend:
 
             stream = Stream.from_handle(address_of_stream(stream))
         self._core.barrier_all(stream)
+
+    def _barrier_of_team(self, stream=None):
+        stream = self.stream if stream is None else stream
+        self._bindings.barrier_on_stream(self.teams[TEAM_WORLD], address_of_stream(stream))
 
     def follow(self, later, earlier):
         """What is enqueued on stream `later` from now on runs after what is on `earlier` now (None: the
@@ -383,7 +482,8 @@ class NvshmemBackend:
             attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
             (device,) = _checked(driver.cuDeviceGet(self.device))
             if not _checked(driver.cuDeviceGetAttribute(attribute, device))[0]:
-                return f"the GPU or the driver of rank {self.rank} has no 64-bit stream memory operations"
+                me = self.ranks[self.rank]
+                return f"the GPU or the driver of rank {me} has no 64-bit stream memory operations"
         return unreached
 
     def copy(self, dst, src):
@@ -471,6 +571,8 @@ class NvshmemBackend:
 
     def finalize(self):
         """Leave NVSHMEM. Collective; no work may be running."""
+        for group in self.groups:
+            group.unload()
         for raw in (self._probe, self._arrivals):
             if raw is not None:
                 self.free(raw)

@@ -21,6 +21,12 @@ class SingleComm:
     def gather(self, value, root=0):
         return [value]
 
+    def Split(self, color, key=0):
+        return self
+
+    def Free(self):
+        pass
+
     def barrier(self):
         pass
 

@@ -20,6 +20,7 @@ from shmemkit.support.settings import listed
 
 from . import (
     ag_gemm,
+    attention_combine,
     barrier,
     collectives,
     compare,
@@ -164,11 +165,15 @@ def _parser():
     def command(run, name, text):
         about = text[0].upper() + text[1:] + "."
         found = commands.add_parser(name, help=text, description=about, allow_abbrev=False)
-        found.set_defaults(run=run, plot=None, iters=None, tune=None, usual_sizes=SIZES)
+        found.set_defaults(run=run, plot=None, iters=None, tune=None, usual_sizes=SIZES, sms=None)
         found.add_argument("--json", type=_file, metavar="FILE", help="write the results there, too")
         found.add_argument("--replays", type=_positive, metavar="N", help="of each CUDA graph (20)")
         text = f"measure all N times, and take the median (1; with --compare {compare.RUNS})"
         found.add_argument("--runs", type=_positive, metavar="N", help=text)
+        text = "measure in groups of N consecutive ranks, all at once; the first one's results are shown"
+        found.add_argument("--group", type=_positive, metavar="N", help=text)
+        text = "symmetric memory of each group, as 8G; default 8G, on the emulator 128M"
+        found.add_argument("--group-heap", metavar="SIZE", help=text)
         text = "print what has become slower than in a FILE of --json; the exit status is 1 then"
         found.add_argument("--compare", type=_results, metavar="FILE", help=text)
         return found
@@ -180,6 +185,10 @@ def _parser():
         if NCCL in names:
             text = "the libnccl.so.2 to compare with; default: the installed one"
             found.add_argument("--nccl", type=_library, metavar="FILE", help=text)
+
+    def budgeted(found):
+        text = "measure the methods once more within each of these budgets of multiprocessors, as 8,16,32"
+        found.add_argument("--sms", type=_integers, metavar="N,N", help=text)
 
     def sized(found, meaning):
         usual = f"default {SIZES}, on the emulator {EMULATED_SIZES}"
@@ -218,6 +227,7 @@ def _parser():
             f"into the user's, {tuning.user_file()}, whose folder is made. The default is then every method "
             f"but auto, --sizes {TO_TUNE['sizes']}, --vs '', --out private,symmetric"
         )
+        budgeted(found)
         found.add_argument("--tune", nargs="?", type=_path, const=USERS, metavar="FILE", help=text)
 
     experts = command(
@@ -226,6 +236,8 @@ def _parser():
     for option, default, text in expert_parallel.OPTIONS:
         text += "; default %(default)s"
         experts.add_argument(option, type=_positive, default=default, metavar="N", help=text)
+    text = "rows that a rank receives at most, in one buffer: for a prefill; default: a place for each row"
+    experts.add_argument("--max-rows", type=_positive, metavar="N", help=text)
     experts.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
     text = "nccl and nccl_once (a row for each rank)"
     versus(experts, expert_parallel.PEERS, text, ",".join(expert_parallel.PEERS), "both")
@@ -240,6 +252,7 @@ def _parser():
         known = _some_of(lambda: methods)
         found.add_argument("--methods", type=known, default=default, metavar="A,B", help=text)
         versus(found, peers, ", ".join(peers.values()), ",".join(peers))
+        budgeted(found)
         text = "calls in a CUDA graph (by their size, 2 to 50)"
         found.add_argument("--iters", type=_positive, metavar="N", help=text)
 
@@ -293,7 +306,21 @@ def _parser():
     versus(norms, rms_norm.PEERS, ", ".join(rms_norm.PEERS), ",".join(rms_norm.PEERS))
     norms.add_argument("--iters", type=_positive, metavar="N", help="calls in a CUDA graph (20)")
 
-    decode = command(flash_decode.run, "flash_decode", "FlashDecode, PyTorch's attention, and a copy")
+    text = "AttentionCombine, AllGather and AllToAll of as many bytes, and NCCL and PyTorch's operations"
+    rows = command(attention_combine.run, "attention_combine", text)
+    known = _by(functools.partial(parse_shapes, names="BATCHxHEADSxHEAD_DIM"))
+    text = "batch, heads, elements of a row; default %(default)s"
+    rows.add_argument("--shapes", type=known, default=attention_combine.SHAPES, metavar="BxHxD,..", help=text)
+    text = "default %(default)s"
+    rows.add_argument("--dtype", choices=attention_combine.DTYPES, default="bfloat16", help=text)
+    known, text = _some_of(lambda: tuple(attention_combine.FORMS)), "all_gather, all_to_all; default both"
+    rows.add_argument("--methods", type=known, metavar="A,B", help=text)
+    peers = attention_combine.PEERS
+    versus(rows, peers, ", ".join(peers), ",".join(peers))
+    rows.add_argument("--iters", type=_positive, metavar="N", help="calls in a CUDA graph (20)")
+
+    text = "FlashDecode, and attention of PyTorch's and FlashInfer's with NCCL"
+    decode = command(flash_decode.run, "flash_decode", text)
     text = "tokens of a rank, heads of k and v, heads of q for each of them; default %(default)s"
     decode.add_argument(
         "--shapes", type=_by(parse_shapes), default=flash_decode.SHAPES, metavar="TxHxG,..", help=text
@@ -302,8 +329,11 @@ def _parser():
     text = "default %(default)s"
     decode.add_argument("--head-dim", type=int, choices=flash_decode.HEAD_DIMS, default=128, help=text)
     decode.add_argument("--dtype", choices=flash_decode.DTYPES, default="bfloat16", help=text)
-    text = "sdpa (PyTorch's attention to a rank's part) and copy (of half of k and v)"
-    versus(decode, flash_decode.PEERS, text, ",".join(flash_decode.PEERS), "both")
+    text = (
+        "sdpa_nccl (PyTorch's attention to a rank's part, NCCL's all-gather, PyTorch's combination), "
+        "flashinfer (likewise), sdpa (PyTorch's attention alone) and copy (of half of k and v)"
+    )
+    versus(decode, flash_decode.PEERS, text, ",".join(flash_decode.PEERS), "all")
     text = "calls in a CUDA graph (by their size, 2 to 50)"
     decode.add_argument("--iters", type=_positive, metavar="N", help=text)
 
@@ -471,7 +501,7 @@ def main(arguments=None):
     for name, value in NO_MULTICAST.items() if getattr(options, "vs", None) else ():
         os.environ.setdefault(name, value)
     with sk.init() as world:
-        results = measure(world, options)
+        results = measure(_group_of(world, options), options)
         comparison = compare.Comparison(options.compare, results) if options.compare else None
         if world.rank == 0:
             report.show(results)
@@ -485,6 +515,16 @@ def main(arguments=None):
             if options.tune:
                 _tune(world, results, options)
     return int(results.failed or bool(comparison and not comparison.passed))
+
+
+def _group_of(world, options):
+    """-> the World, or with --group this rank's group"""
+    if not options.group:
+        return world
+    if world.n_ranks % options.group:
+        raise SystemExit(f"--group is {options.group}; it must divide the number of ranks, {world.n_ranks}")
+    heap = options.group_heap or ("128M" if world.backend.name == "emulator" else "8G")
+    return world.split(world.rank // options.group, heap=heap)
 
 
 def _tune(world, results, options):

@@ -14,7 +14,7 @@ from shmemkit.collectives.all_gather.push_ahead import PushAhead
 from . import gemm, layers, product_cases
 from .cases import AllGatherCase, negate
 from .layers import NCCL_PEERS, Step, by_nccl
-from .measure import Contender
+from .measure import Contender, budgets
 from .nccl import Nccl
 from .shapes import Entry, measure_shapes
 from .torch_peer import TorchGatherProduct
@@ -78,8 +78,8 @@ class Both:
 class Ours(layers.Ours):
     """One method of ``sk.AllGatherGemm``."""
 
-    def make(self, case):
-        return sk.AllGatherGemm(self.world, case.bytes, self.method)
+    def make(self, case, **chosen):
+        return sk.AllGatherGemm(self.world, case.bytes, **chosen)
 
     def choice(self, case):
         return self._object.method_for(case.x.shape, case.dtype, case.b.shape[1])
@@ -114,7 +114,7 @@ def run(world, results, options, progress):
     entries = [Entry(gemm.Ours(world, "auto"), "product", "Gemm"), Entry(Copies(world), "gathering"), *parts]
     entries += [Entry(TorchGatherProduct(world))] if "torch" in options.vs else []
     methods = options.methods or ("auto", *sk.AllGatherGemm.methods_for(world.n_nodes))
-    entries += in_turn + [Entry(Ours(world, method)) for method in methods]
+    entries += in_turn + [Entry(Ours(world, method, sms)) for sms in budgets(options) for method in methods]
 
     def cases_of(shape, dtype):
         alone = Product(world, layers.share(world, "ag_gemm", shape), dtype)

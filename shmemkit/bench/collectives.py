@@ -5,7 +5,7 @@ import shmemkit as sk
 
 from . import p2p
 from .cases import CASES
-from .measure import Contender, measure
+from .measure import Contender, budgets, measure, name_of
 from .nccl import Nccl
 from .refusal import Refused, agreed
 from .results import NCCL_WAYS
@@ -42,21 +42,23 @@ def methods(op):
 
 
 class Ours(Contender):
-    """One method of the case's host object, into private memory or, with `symmetric`, symmetric memory."""
+    """One method of the case's host object, into private memory or, with `symmetric`, symmetric memory. `sms`
+    is a budget of multiprocessors, or None."""
 
     _object = took = None
 
-    def __init__(self, world, method, symmetric=False):
+    def __init__(self, world, method, symmetric=False, sms=None):
         super().__init__(world)
-        self.method, self.symmetric = method, symmetric
+        self.method, self.symmetric = name_of(method, sms), symmetric
+        self._chosen = {"method": method, "sms": sms}
 
     def start(self, case):
         self.took = None
-        self._object = host_of(case.op)(self.world, case.bytes, method=self.method)
+        self._object = host_of(case.op)(self.world, case.bytes, **self._chosen)
         self._x = case.x if case.x.size else None  # of a scatter, only the root has one
         self.out = case.output(self._object.output if self.symmetric else None)
         self._out = self.out if self.out.size else None  # of a gather, only the root has one
-        if self.method == "auto":
+        if self._chosen["method"] == "auto":
             self.took = self._object.method_for(case.bytes, self.symmetric)
 
     def call(self):
@@ -74,7 +76,12 @@ def run(world, results, options, progress):
     contenders = [
         Nccl(world, name, options.nccl) if name in NCCL_WAYS else TORCH[name](world) for name in options.vs
     ]
-    contenders += [Ours(world, name, out == "symmetric") for name in options.methods for out in options.out]
+    contenders += [
+        Ours(world, name, out == "symmetric", sms)
+        for sms in budgets(options)
+        for name in options.methods
+        for out in options.out
+    ]
     with progress(1 + len(options.sizes) * len(contenders)) as step:
         if n > 1:
             step("what one rank can send to another")

@@ -12,6 +12,8 @@ at the end. Two ways:
 
 Both know beforehand how many rows go where, and all their places, which ExpertParallel must find and tell. So
 their graphs have no host in them, and send no row too many.
+
+The rate over the busiest link counts a row once for each token and far rank that has experts of it.
 """
 
 import functools
@@ -27,6 +29,7 @@ from shmemkit.device.cuda.weighted_sums import weighted_sum
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
 
+from . import p2p
 from .cases import Checked, negate
 from .measure import Contender, measure
 from .nccl import Nccl
@@ -61,20 +64,35 @@ class Data:
             )
         if self.hidden * self.dtype.itemsize % 16:
             raise SystemExit(f"--hidden is {self.hidden}; its rows must have a multiple of 16 bytes")
-        self.n_local, self.capacity = self.n_experts // n, n * tokens
+        self.n_local, self.capacity, self.max_rows = self.n_experts // n, n * tokens, options.max_rows
         rng = np.random.default_rng(0)
         self.x = rng.integers(1, 3, (n, tokens, self.hidden), "int8")
         self.weights = rng.integers(1, 3, (n, tokens, self.top_k)).astype("float32")
         self.experts = rng.random((n, tokens, self.n_experts)).argsort(axis=2)[..., : self.top_k]
+        most = np.bincount(self.experts.ravel() // self.n_local, minlength=n).max()
+        if self.max_rows is not None and most > self.max_rows:
+            raise SystemExit(f"--max-rows is {self.max_rows}; a rank receives {most} rows here. Give more")
+
+    @property
+    def far_bytes(self):
+        """Of a row for each far rank that has experts of a token: what the busiest rank sends or receives."""
+        owners, n = self.experts // self.n_local, self.world.n_ranks
+        to = np.array([[(owners[k] == d).any(axis=1).sum() for d in range(n)] for k in range(n)])
+        np.fill_diagonal(to, 0)
+        return int(max(to.sum(axis=0).max(), to.sum(axis=1).max())) * self.hidden * self.dtype.itemsize
 
     @functools.cached_property
     def places(self):
         """{(rank, token, expert): its row, of all that the expert's rank has}, as of ExpertParallel."""
-        found = {}
+        found, after = {}, 0
         for expert in range(self.n_experts):
             first = expert % self.n_local * self.capacity
-            for i, (rank, t) in enumerate(np.argwhere((self.experts == expert).any(axis=2)).tolist()):
+            if self.max_rows is not None:
+                first = after if expert % self.n_local else 0
+            some = np.argwhere((self.experts == expert).any(axis=2)).tolist()
+            for i, (rank, t) in enumerate(some):
                 found[rank, t, expert] = first + i
+            after = first + len(some)
         return found
 
     def rows_from(self, source, target, once):
@@ -103,7 +121,7 @@ class ExpertCase(Checked):
     def make(self):
         data, xp, me = self.data, self.world.xp, self.world.rank
         here = {place: key for key, place in data.places.items() if key[2] // data.n_local == me}
-        rows = np.zeros((data.n_local * data.capacity, data.hidden), self.dtype)
+        rows = np.zeros((data.max_rows or data.n_local * data.capacity, data.hidden), self.dtype)
         for place, (rank, t, expert) in here.items():
             rows[place] = data.x[rank, t] * (1 + expert % 2)
         self.y = xp.asarray(rows)
@@ -146,7 +164,8 @@ class Ours(Contender):
     def start(self, case):
         data = case.data
         self._case, shape = case, (data.tokens, data.hidden, data.n_experts, data.top_k)
-        self._object = ep = sk.ExpertParallel(self.world, *shape, case.dtype)
+        bound = {} if data.max_rows is None else {"max_rows": data.max_rows}
+        self._object = ep = sk.ExpertParallel(self.world, *shape, case.dtype, **bound)
         self._y = ep.received.rows
         if case.op == "expert_combine":
             self._y = case.y.reshape(self._y.shape)
@@ -276,8 +295,11 @@ def row_sums(dtype):
 
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
-    timer = sk.Timer(world, None if world.backend.name == "emulator" else ITERS, options.replays)
+    emulated = world.backend.name == "emulator"
+    timer = sk.Timer(world, None if emulated else ITERS, options.replays)
     data = Data(world, options)
+    if world.n_ranks > 1 and not emulated:
+        results.p2p_GBps = p2p.limit(world, timer)
     contenders = [ByNccl(world, peer == "nccl_once", options.nccl) for peer in options.vs] + [Ours(world)]
     with progress(len(OPS) * len(contenders)) as step:
         for op in OPS:
@@ -289,6 +311,8 @@ def run(world, results, options, progress):
             for contender in contenders:
                 step(f"{op}, {contender.method}")
                 us, note = refused or measure(world, timer, case, contender)
-                results.add(op, contender.method, case.bytes, us, note=note, **contender.about)
+                trips = 2 if op == "expert_parallel" else 1
+                bus = trips * data.far_bytes / us / 1e3 if us and data.far_bytes else None
+                results.add(op, contender.method, case.bytes, us, bus, note=note, **contender.about)
     for contender in contenders:
         contender.close()

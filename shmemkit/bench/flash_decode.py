@@ -1,10 +1,14 @@
-"""``bench flash_decode``: ``sk.FlashDecode``, compared on each rank's GPU with PyTorch's attention to the
-rank's part of the KV cache, and with a copy of half of it. The copy reads and writes as many bytes as the
-cache has: it shows what the memory allows.
+"""``bench flash_decode``: ``sk.FlashDecode``, compared with what others do in its place: PyTorch's attention
+(or FlashInfer's) to the rank's part of the KV cache, NCCL's all-gather of the results, and a combination of
+them, in one graph.
+
+Beside it are parts: PyTorch's attention to the rank's part alone, and ``sk.AttentionCombine`` alone, of as
+many rows as the ranks exchange. A copy of half of the cache reads and writes as many bytes as the cache has:
+it shows what the memory allows.
 
 A shape is TOKENSxKV_HEADSxGROUP: tokens of a sequence in each rank's cache, heads of k and v, heads of q for
 each of them. Checked against float32, by the relative error of the norm. All of a shape are timed in the
-same rounds. With several ranks, PyTorch's attention is without the exchange.
+same rounds.
 """
 
 import math
@@ -15,17 +19,18 @@ import numpy as np
 import shmemkit as sk
 from shmemkit.runtime.symmetric_memory import as_dtype
 
+from .attention_combine import CombineCase, TorchCombine
+from .attention_combine import Ours as Exchange
 from .cases import Checked, negate
 from .measure import Contender, measure_all
 from .product_cases import found, random
 from .refusal import Refused, agreed
-from .results import COPY, METHOD_OF_ROUNDS, SDPA
-from .torch_peer import refusing, stream_of, tensor_of
+from .results import COPY, FLASHINFER, METHOD_OF_ROUNDS, SDPA, SDPA_COMBINE
+from .torch_peer import TorchCall, tensor_of
 
 OP, DTYPES, HEAD_DIMS = "flash_decode", ("bfloat16", "float16"), (64, 128)
-PEERS = (SDPA, COPY)  # what --vs takes
-SHAPES = ",".join(f"{1 << log}x{heads}" for log in (10, 13, 15, 17) for heads in ("12x1", "8x4", "8x8"))
-MOST = 50  # calls in a graph
+SHAPES = ",".join(f"{1 << log}x{heads}" for log in range(10, 18) for heads in ("12x1", "8x4", "8x8"))
+MOST, PAGE = 50, 16  # calls in a graph; tokens of a page of FlashInfer's cache, at most
 ERROR = {"bfloat16": 2**-7, "float16": 2**-10}
 
 
@@ -103,52 +108,98 @@ class Ours(Contender):
         self._op = None
 
 
-class Sdpa(Contender):
-    """PyTorch's scaled_dot_product_attention, by itself."""
+class Sdpa(TorchCall):
+    """PyTorch's scaled_dot_product_attention to the rank's part, by itself."""
 
-    method = SDPA
-    _run: Any = None
+    method, distributed = SDPA, False
+    out: Any = None
+    _given: Any = None
 
-    def start(self, case):
-        if self.world.backend.name == "emulator":
-            raise ValueError("PyTorch's attention needs a GPU")
-        super().start(case)
-        try:
-            import torch
-        except ImportError as error:
-            raise ValueError(f"PyTorch is not installed ({error}): pip install torch") from error
-        stream = stream_of(torch, self.world)
-        attend = torch.nn.functional.scaled_dot_product_attention
-        q, k, v = (tensor_of(torch, array) for array in (case.q, case.k, case.v))
-        q, k, v, out = q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), tensor_of(torch, self.out)
+    def prepare(self):
+        self.out = self._case.output()
+        self._given = *tensors_of(self._torch, self._case), tensor_of(self._torch, self.out)
 
-        def run():
-            with refusing(), torch.cuda.stream(stream), torch.no_grad():
-                self._kept = attend(q, k, v, enable_gqa=case.group > 1)
-                out.copy_(self._kept[:, :, 0])
-
-        self._run = run
-
-    def call(self):
-        self._run()
+    def run(self):
+        q, k, v, out = self._given
+        attend = self._torch.nn.functional.scaled_dot_product_attention
+        out.copy_(attend(q, k, v, enable_gqa=self._case.group > 1)[:, :, 0])
 
     def stop(self):
         super().stop()
-        self._run = self._kept = None
+        self.out = self._given = None
 
-    def capture(self, iters):
-        import torch
 
-        graph, stream = torch.cuda.CUDAGraph(), stream_of(torch, self.world)
-        with refusing(), torch.cuda.graph(graph, stream=stream):
-            for _ in range(iters):
-                self._run()
+def tensors_of(torch, case):
+    """-> q, k and v, as PyTorch takes them"""
+    q, k, v = (tensor_of(torch, array) for array in (case.q, case.k, case.v))
+    return q[:, :, None], k.transpose(1, 2), v.transpose(1, 2)
 
-        def replay():
-            with torch.cuda.stream(stream):
-                graph.replay()
 
-        return replay
+class SdpaCombine(TorchCombine):
+    """PyTorch's flash attention, which scaled_dot_product_attention takes, with the lse that it returns, and
+    what NCCL gathers and PyTorch combines."""
+
+    method = SDPA_COMBINE
+    _given: Any = None
+
+    def packed(self, torch, case):
+        self._given = self.given(torch, case)
+        of_lse = 4 * case.batch * case.kv_heads * case.group
+        return torch.empty(self.out.nbytes + of_lse, dtype=torch.uint8, device="cuda")
+
+    def given(self, torch, case):
+        return tensors_of(torch, case)
+
+    def attend(self, torch):
+        """-> the rank's rows and their lse"""
+        return torch.ops.aten._scaled_dot_product_flash_attention(*self._given)[:2]
+
+    def run(self):
+        parts = [part.contiguous().view(-1).view(self._torch.uint8) for part in self.attend(self._torch)]
+        self._torch.cat(parts, out=self._mine)
+        super().run()
+
+    def stop(self):
+        super().stop()
+        self._given = None
+
+
+class FlashInfer(SdpaCombine):
+    """FlashInfer's decode of a paged cache, NCCL's all-gather, and FlashInfer's merge_states."""
+
+    method = FLASHINFER
+
+    def given(self, torch, case):
+        try:
+            import flashinfer
+        except ImportError as error:
+            raise ValueError(
+                f"FlashInfer is not installed ({error}): pip install flashinfer-python"
+            ) from error
+        self._flashinfer = flashinfer
+        q, k, v = (tensor_of(torch, array) for array in (case.q, case.k, case.v))
+        page = math.gcd(case.tokens, PAGE)
+        of_sequence, room = case.tokens // page, torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
+        decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            room, "NHD", use_tensor_cores=case.group >= 4
+        )  # as FlashInfer's own documentation advises
+        numbers = torch.arange((case.batch + 1) * of_sequence, dtype=torch.int32, device="cuda")
+        first = numbers[: case.batch + 1] * of_sequence
+        last = torch.full((case.batch,), page, dtype=torch.int32, device="cuda")
+        heads = case.kv_heads * case.group, case.kv_heads, case.head_dim
+        pages = first, numbers[: case.batch * of_sequence], last
+        decode.plan(*pages, *heads, page, q_data_type=q.dtype, kv_data_type=k.dtype)
+        paged = tuple(x.view(-1, page, case.kv_heads, case.head_dim) for x in (k, v))
+        return decode, q, paged
+
+    def attend(self, torch):
+        decode, q, paged = self._given
+        return decode.run(q, paged, return_lse=True)
+
+    def combined(self, torch, rows, lse):
+        """Of lse to base 2, as ``attend`` returns them."""
+        rows, lse = rows.transpose(0, 1).contiguous(), lse.transpose(0, 1).contiguous()
+        return self._flashinfer.merge_states(rows, lse)[0]
 
 
 class Copy(Contender):
@@ -169,11 +220,23 @@ class Copy(Contender):
         self._to = None
 
 
+PEERS = {"sdpa_nccl": SdpaCombine, "flashinfer": FlashInfer, SDPA: Sdpa, COPY: Copy}  # what --vs takes
+
+
+def memory_of(world):
+    """10**9 bytes per second that the GPU's memory has by its clock and width; None where nobody says."""
+    if world.backend.name == "emulator":
+        return None
+    attributes = world.xp.cuda.Device().attributes
+    clock, width = attributes.get("MemoryClockRate"), attributes.get("GlobalMemoryBusWidth")  # kHz, bits
+    return clock and width and 2 * clock * 1e3 * width / 8 * 1e-9
+
+
 def run(world, results, options, progress):
     """Fill in the rows. Collective."""
     emulated, dtype = world.backend.name == "emulator", as_dtype(options.dtype)
-    kinds = {SDPA: Sdpa, COPY: Copy}
-    contenders = [kinds[name](world) for name in options.vs] + [Ours(world)]
+    contenders = [PEERS[name](world) for name in options.vs] + [Exchange(world), Ours(world)]
+    memory, alone = memory_of(world), {Exchange: "exchange", Sdpa: "attention", Copy: "memory"}
     if not emulated:
         results.method = METHOD_OF_ROUNDS
     with progress(len(options.shapes) * len(contenders)) as step:
@@ -181,11 +244,13 @@ def run(world, results, options, progress):
             name = "x".join(map(str, shape))
             whole = DecodeCase(world, shape, dtype, options.head_dim, options.batch)
             part = DecodeCase(world, shape, dtype, options.head_dim, options.batch, whole)
-            cases = [part if isinstance(contender, Sdpa) else whole for contender in contenders]
+            rows = options.batch, shape[1] * shape[2], options.head_dim
+            of = {Sdpa: part, Exchange: CombineCase(world, rows, as_dtype("float32"))}
+            cases = [of.get(type(contender), whole) for contender in contenders]
             iters = 1 if emulated else min(MOST, max(2, (1 << 30) // whole.bytes))
             timer = sk.Timer(world, options.iters or iters, options.replays)
             try:
-                for case in (whole, part):
+                for case in (whole, part, of[Exchange]):
                     agreed(world, case.make)
             except Refused as reason:
                 measured = [(None, f"refused: {reason}")] * len(contenders)
@@ -195,7 +260,12 @@ def run(world, results, options, progress):
                     world, timer, pairs, lambda i, name=name: step(f"{name}, {contenders[i].method}")
                 )
             for contender, (us, note) in zip(contenders, measured, strict=True):
-                rate = us and whole.bytes / us * 1e-3
-                results.add(OP, contender.method, whole.bytes, us, note=note, shape=name, bus_GBps=rate)
+                kind, method = type(contender), contender.method
+                rate = whole.bytes / us * 1e-3 if us and kind is not Exchange else None
+                found = {"bus_GBps": rate, "of_memory": rate and memory and rate / memory}
+                method = "AttentionCombine" if kind is Exchange else method
+                results.add(
+                    OP, method, whole.bytes, us, note=note, shape=name, alone=alone.get(kind), **found
+                )
     for contender in contenders:
         contender.close()

@@ -15,7 +15,7 @@ from shmemkit.gemm.sm90_host import Choice
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 from .float8 import CUBLAS_TWO_LEVELS, Float8Case, ScaledMm
-from .measure import Contender
+from .measure import Contender, budgets, name_of
 from .product_cases import GemmCase
 from .results import CUBLAS
 from .shapes import Entry, measure_shapes
@@ -33,15 +33,15 @@ SHAPES = (
 
 
 class Ours(Contender):
-    """``sk.Gemm``."""
+    """``sk.Gemm``, within a budget of multiprocessors, `sms`, or None."""
 
-    def __init__(self, world, method):
+    def __init__(self, world, method, sms=None):
         super().__init__(world)
-        self.method = method
+        self.method, self._chosen = name_of(method, sms), {"method": method, "sms": sms}
 
     def start(self, case):
         super().start(case)
-        self._gemm = sk.Gemm(self.method)
+        self._gemm = sk.Gemm(**self._chosen)
 
     def call(self):
         self._gemm(self._case.x, self._case.b, self.out, **self._case.options)
@@ -114,7 +114,7 @@ def run(world, results, options, progress):
     methods = options.methods
     if options.dtype == FLOAT8:
         entries, methods = _peers_of_float8(world, options), [x for x in methods if x in ("auto", "sm90")]
-    entries += [Entry(Ours(world, method)) for method in methods]
+    entries += [Entry(Ours(world, method, sms)) for sms in budgets(options) for method in methods]
     entries += [Entry(Tiled(world, tile)) for tile in options.tiles]
 
     def cases_of(shape, dtype):

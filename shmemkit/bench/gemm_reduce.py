@@ -12,6 +12,7 @@ import shmemkit as sk
 from . import collectives, gemm, layers, product_cases
 from .cases import CASES, Checked, negate
 from .layers import NCCL_PEERS, Step, by_nccl
+from .measure import budgets
 from .nccl import Nccl
 from .shapes import Entry, measure_shapes
 from .torch_peer import TorchProductScatter
@@ -76,9 +77,9 @@ class Both(Checked):
 class Ours(layers.Ours):
     """One method of the host object."""
 
-    def make(self, case):
+    def make(self, case, **chosen):
         m, n, _ = case.product.shape
-        return OPS[case.op][1](self.world, m, n, case.dtype, method=self.method)
+        return OPS[case.op][1](self.world, m, n, case.dtype, **chosen)
 
     def start(self, case):
         super().start(case)
@@ -98,7 +99,7 @@ def run(world, results, options, progress):
     entries += [Entry(collectives.Ours(world, "auto"), "reduction", collective), *parts]
     entries += [Entry(TorchProductScatter(world))] if "torch" in options.vs else []
     methods = options.methods or ("auto", *host.methods_for(world.n_nodes))
-    entries += in_turn + [Entry(Ours(world, method)) for method in methods]
+    entries += in_turn + [Entry(Ours(world, method, sms)) for sms in budgets(options) for method in methods]
 
     def cases_of(shape, dtype):
         m, n, k = layers.share(world, op, shape)

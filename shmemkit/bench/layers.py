@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .gemm import Cublas
-from .measure import Contender
+from .measure import Contender, name_of
 from .nccl import Nccl
 from .results import NCCL, NCCL_WAYS, nccl_cublas
 from .shapes import Entry
@@ -32,9 +32,10 @@ def share(world, op, shape):
 
 
 class Ours(Contender):
-    """One method of a host object, called with `x`, `b` and out. A subclass has
+    """One method of a host object, within a budget of multiprocessors or None, `sms`; it is called with `x`,
+    `b` and out. A subclass has
 
-    make(case)    -> the object
+    make(case, **chosen)  -> the object, with its method and sms
     choice(case)  -> the method that "auto" takes
     """
 
@@ -42,14 +43,14 @@ class Ours(Contender):
     choice: Callable
     _object: Any = None
 
-    def __init__(self, world, method):
+    def __init__(self, world, method, sms=None):
         super().__init__(world)
-        self.method = method
+        self.method, self._chosen = name_of(method, sms), {"method": method, "sms": sms}
 
     def start(self, case):
-        self._object = self.make(case)
+        self._object = self.make(case, **self._chosen)
         super().start(case)
-        self.took = self.choice(case) if self.method == "auto" else None
+        self.took = self.choice(case) if self._chosen["method"] == "auto" else None
 
     def call(self):
         self._object(self._case.x, self._case.b, self.out)

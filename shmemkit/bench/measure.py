@@ -17,6 +17,16 @@ from typing import Any
 from .refusal import Refused, agreed
 
 
+def budgets(options):
+    """-> the budgets of multiprocessors to measure with: None, and those of --sms"""
+    return [None, *(options.sms or ())]
+
+
+def name_of(method, sms):
+    """-> the name of a method of ours within a budget, `sms`, or None"""
+    return method if sms is None else f"{method}, sms={sms}"
+
+
 class Contender:
     """What is measured. A subclass has `method`, its name, call(), and what it needs of the others; start(),
     stop() and close() are collective.

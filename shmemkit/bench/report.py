@@ -41,6 +41,7 @@ COLUMNS = (
     ("x loop", lambda row: _ratio(row.vs_loop), True),
     ("x PyTorch", lambda row: _ratio(row.vs_torch), True),
     ("overlap", lambda row: _percent(row.overlap, 1), True),
+    ("of memory", lambda row: _percent(row.of_memory), True),
     ("of p2p", lambda row: _percent(row.of_p2p), True),
     ("x cuLaunchKernel", lambda row: _ratio(row.vs_driver), True),
 )
@@ -63,6 +64,7 @@ TITLES = {
     "ag_gemm": "ag_gemm, all-gather and matrix product (shape: MxNxK of the layer; size: gathered)",
     "gemm_rs": "gemm_rs, matrix product and reduce-scatter (shape: MxNxK of the layer; size: of M by K)",
     "gemm_ar": "gemm_ar, matrix product and all-reduce (shape: MxNxK of the layer; size: of M by K)",
+    "attention_combine": "attention_combine (shape: batch, heads, head_dim; size: a rank's rows and lse)",
     "flash_decode": "flash_decode (shape: tokens, heads of k, heads of q for each; size: a rank's k and v)",
     "ag_grouped_gemm": "ag_grouped_gemm (shape: MxNxKxExTOPK of the layer; size: gathered)",
     "grouped_gemm_rs": "grouped_gemm_rs (shape: MxNxKxExTOPK of the layer; size: of M by N)",

@@ -39,6 +39,12 @@ TORCH_EXPERTS = "torch, NCCL and _grouped_mm"
 TORCH_EXPERTS_LOOP = "torch, NCCL and a loop of cuBLAS"
 TORCH_AG_GEMM = "torch fused_all_gather_matmul, no graph"
 TORCH_GEMM_RS = "torch fused_matmul_reduce_scatter, no graph"
+TORCH_NORM = TORCH_NCCL_NORM, TORCH_ONE_SHOT_NORM = (
+    "torch nccl, rms_norm",
+    "torch symm_mem one_shot, rms_norm",
+)
+TORCH_COMBINE, SDPA_COMBINE = "torch nccl, combine", "sdpa, nccl, combine"
+FLASHINFER = "flashinfer, nccl, merge_states"
 TORCH_SYMMETRIC = "torch symm_mem", "torch symm_mem one_shot", "torch symm_mem two_shot"
 
 
@@ -52,7 +58,10 @@ RATIOS = {  # a field of a row: the methods whose shortest time is compared with
     "vs_nccl": (*NCCL_WAYS, *NCCL_CUBLAS_WAYS),
     "vs_plain": (NCCL, NCCL_CUBLAS),
     "vs_torch_nccl": (TORCH_NCCL,),
-    "vs_torch": (*TORCH_SYMMETRIC, TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_GROUPED, TORCH_EXPERTS),
+    "vs_torch": (
+        *(*TORCH_SYMMETRIC, TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_GROUPED, TORCH_EXPERTS),
+        *(*TORCH_NORM, TORCH_COMBINE, SDPA_COMBINE),
+    ),
     "vs_cublas": (CUBLAS,),
     "vs_loop": (CUBLAS_LOOP, TORCH_EXPERTS_LOOP),
 }
@@ -60,6 +69,7 @@ DRIVER = "cuLaunchKernel, arguments packed before"
 NVSHMEM, NCCL_ONCE = "nvshmem", "nccl, once per rank"
 SDPA, COPY = "sdpa", "copy"
 COMPETITORS = {*(m for methods in RATIOS.values() for m in methods), DRIVER, NVSHMEM, NCCL_ONCE, SDPA, COPY}
+COMPETITORS |= {FLASHINFER}
 VARIABLES = ("NCCL_", "NVSHMEM_", "SHMEMKIT_", "TORCH_SYMM_MEM_")
 PACKAGES = (
     "shmemkit numpy numba numba-cuda cuda-bindings cuda-core mpi4py torch nvshmem4py-cu12 nvshmem4py-cu13 "
@@ -72,9 +82,10 @@ class Row:
     """One method at one size.
 
     op             "all_gather", "p2p", "latency", "launch" (host), "graph" (GPU), "first_launch", "gemm",
-                   "grouped_gemm", "ag_gemm", "gemm_rs", "gemm_ar" or "flash_decode"
+                   "grouped_gemm", "ag_gemm", "gemm_rs", "gemm_ar", "flash_decode" and others
     method         its name
-    bytes          of the gathered buffer (all_gather), or sent to the peer (p2p), or of all operands (gemm);
+    bytes          of the gathered buffer (all_gather), or sent to the peer (p2p), or of all operands (gemm),
+                   or of a rank's k and v (flash_decode), or its rows and their lse (attention_combine);
                    None where there are none
     us             per call: the maximum over the ranks; None when it did not run
     bus_GBps       10**9 bytes per second over the busiest link: bytes * (n - 1) / n / time for all_gather;
@@ -94,13 +105,15 @@ class Row:
     weights_GBps   grouped_gemm: 10**9 bytes of the weights of experts with rows, per second
     vs_cublas      gemm: cuBLAS's time in the same run over this one; grouped_gemm: of one dense product
     vs_loop        grouped_gemm: the same of a product for each expert
-    alone          ag_gemm, gemm_rs, gemm_ar: "product", "gathering" or "reduction", for a part of the whole
-    vs_torch       the shortest time of PyTorch's symmetric memory, or fused operation, in the same run over
-                   this one
+    alone          ag_gemm, gemm_rs, gemm_ar: "product", "gathering" or "reduction", for a part of the whole;
+                   flash_decode: "attention", "exchange" or "memory"; attention_combine: "exchange"
+    vs_torch       the shortest time of PyTorch's symmetric memory, fused operation, or several in a graph, in
+                   the same run over this one
     overlap        ag_gemm, gemm_rs, gemm_ar: the longer one of the two parts alone, each by what was the
                    fastest at it in the same run, over this time: 1 if the other part costs nothing
     ran            of NCCL: the kernels and copies of a call
     version        of NCCL
+    of_memory      flash_decode: bus_GBps over what the GPU's memory has by its clock and width
     runs           the time of each run, of which `us` is the median; None of one run
     """
 
@@ -128,6 +141,7 @@ class Row:
     version: str | None = None
     runs: list[float] | None = None
     vs_loop: float | None = None
+    of_memory: float | None = None
     weights_GBps: float | None = None
 
     @property
@@ -196,11 +210,11 @@ class Results:
             return
         row.note = row.note or new.note
         if row.us is None or new.us is None:
-            row.us = row.bus_GBps = row.tflops = row.weights_GBps = row.runs = None
+            row.us = row.bus_GBps = row.tflops = row.weights_GBps = row.of_memory = row.runs = None
             return
         row.runs = [*(row.runs or [row.us]), new.us]
         median = statistics.median(row.runs)
-        for rate in ("bus_GBps", "tflops", "weights_GBps"):
+        for rate in ("bus_GBps", "tflops", "weights_GBps", "of_memory"):
             if getattr(row, rate) is not None:
                 setattr(row, rate, getattr(row, rate) * row.us / median)
         row.us = median
@@ -226,7 +240,7 @@ class Results:
                 best = None if plain_alone else min(of_peers.values(), default=None)
                 setattr(row, ratio, best and best / row.us)
             alone = {} if row.alone else parts.get((row.op, row.shape), {})
-            if len(alone) > 1:
+            if len(alone) > 1 and row.op != "flash_decode":
                 row.overlap = max(alone.values()) / row.us
             if row.op in driver:
                 row.vs_driver = row.us / driver[row.op]

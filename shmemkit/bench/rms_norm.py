@@ -12,6 +12,7 @@ from shmemkit.runtime.symmetric_memory import as_dtype
 from . import collectives, product_cases
 from .cases import AllReduceCase, Checked, negate
 from .measure import Contender, measure_all
+from .results import TORCH_NCCL_NORM, TORCH_ONE_SHOT_NORM
 from .torch_peer import TorchCall
 
 DTYPES = ("bfloat16", "float16")
@@ -129,7 +130,7 @@ class _Torch(TorchCall):
 class TorchNccl(_Torch):
     """``torch.distributed.all_reduce``, in place."""
 
-    method = "torch nccl, rms_norm"
+    method = TORCH_NCCL_NORM
 
     def sums(self, x):
         self._torch.distributed.all_reduce(x)
@@ -139,7 +140,7 @@ class TorchNccl(_Torch):
 class TorchOneShot(_Torch):
     """``torch.ops.symm_mem.one_shot_all_reduce``."""
 
-    method = "torch symm_mem one_shot, rms_norm"
+    method = TORCH_ONE_SHOT_NORM
 
     def place(self, x):
         import torch.distributed._symmetric_memory as symmetric

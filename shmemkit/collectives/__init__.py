@@ -24,6 +24,9 @@ memory   When the stream has run a call, later work on that stream sees all of `
 method   "auto" takes for each size what was measured as the fastest (docs/tuning.md). ``methods`` are the
          names, ``method_for`` tells the choice, and `refused`, {method: why}, what cannot run here.
          docs/methods.md says how much symmetric memory each takes, and what it needs
+sms      a budget of multiprocessors, the same on all ranks: no kernel has more blocks, and no two run at
+         once. ValueError where a method needs more, with the least that works; "auto" takes one that needs
+         less. docs/overlap.md says what it costs
 errors   All ranks make an object together, or none. TypeError or ValueError, on all ranks: an argument is
          wrong on one, the ranks' arguments differ, or the method cannot run on one. MemoryError, on all: the
          symmetric heap is full. A call that raises enqueues nothing: TypeError or ValueError for wrong

@@ -39,15 +39,16 @@ from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wai
 from shmemkit.device.cuda.float_storage import ELEMENTS, element
 from shmemkit.device.cuda.unroll import folded, for_each, mapped, tuple_of
 from shmemkit.device.cuda.weighted_sums import four_words, two_words, weighted_sum
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import call_on, check_writable, converted, keyed, new_output, overlap, with_shape
+from shmemkit.support.arrays import call_on, check_writable, new_output, overlap, with_shape
 from shmemkit.support.dtypes import numpy_dtype
 from shmemkit.support.settings import array_text, integer, listed, one_of
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, DType
 
-from .collective import check_contiguous, plans_of
+from .collective import check_contiguous, plans_of, run_bound
 from .method import agree_on
 from .schedules.packets import PacketMethod, repeating
 from .transports import LAMPORT, rank_after
@@ -301,7 +302,7 @@ class _Combine(PacketMethod):
         x, out = (a.reshape(-1).view("uint8").view("complex128") for a in (x, out))
         args = x, lse.reshape(-1).view("float32"), out, rows, self.packets
         fit = self.launch(self.kernel, 1, *args, pdl=True).resident_blocks
-        grid = min(-(-rows * self.functions.lanes // self.threads), fit)
+        grid = self.within(min(-(-rows * self.functions.lanes // self.threads), fit))
         return self.launch(self.kernel, max(1, grid), *args, pdl=True)
 
 
@@ -323,6 +324,7 @@ class AttentionCombine:
     dtype      of partial and out: bfloat16, float16 or float32
     form       "all_gather": every rank gets all heads. "all_to_all": rank r gets the r-th segment of heads,
                whose number the ranks divide
+    sms        the most multiprocessors that its calls use, 1 or more; None: as many as are tuned
 
     For kernels of users that end with it:
 
@@ -342,6 +344,8 @@ class AttentionCombine:
         head_dim: int,
         dtype: DType = "bfloat16",
         form: AttentionForm = "all_gather",
+        *,
+        sms: int | None = None,
     ):
         check_world(WHO, world)
         self._method: Any = None
@@ -351,14 +355,15 @@ class AttentionCombine:
             nonlocal kind
             kind = check_heads(WHO, world, max_batch, heads, head_dim, dtype, form)
             sizes = {"max_batch": max_batch, "heads": heads, "head_dim": head_dim}
-            return {**sizes, "dtype": kind.name, "form": form}
+            self.sms = checked_sms(WHO, sms)
+            return {**sizes, "dtype": kind.name, "form": form, "sms": self.sms}
 
         agree_on(world, WHO, check)
         self.world, self.dtype, self.form = world, kind, form
         self.max_batch, self.heads, self.head_dim = int(max_batch), int(heads), int(head_dim)
         self._plans, self._order = plans_of(world), shared_order(world)
         of = self.heads, self.head_dim, kind.name, form
-        self._method = _Combine(world, self.max_batch, *of, name=f"attention_combine {form}")
+        self._method = _Combine(world, self.max_batch, *of, name=f"attention_combine {form}", sms=self.sms)
         self.packets, self.functions = self._method.packets, self._method.functions
 
     def __call__(
@@ -388,15 +393,7 @@ class AttentionCombine:
             heads = self.heads if self.form == "all_gather" else self.heads // world.n_ranks
             shape = (*like.shape[:1], heads, self.head_dim)
             result = new_output(like, shape, like.dtype, world.xp, stream, world.backend.follow)
-        key, known = keyed(WHO, {"partial": like, "lse": lse, "out": result}, world.xp)
-        run = self._plans.get(key)
-        if run is None:
-            run = self._plan(**converted(WHO, known, world.xp))
-            self._plans.keep(key, run)
-        self._order.before(stream, WHO, known["partial"])
-        run(stream)
-        if waits:
-            world.stream.synchronize()
+        run_bound(self, WHO, {"partial": like, "lse": lse, "out": result}, stream, waits)
         return result
 
     def _plan(self, partial, lse, out):

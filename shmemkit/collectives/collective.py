@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shmemkit.device import reduction
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.world import OutOfReach, World, check_world
 from shmemkit.support.arrays import (
@@ -38,7 +39,7 @@ class Collective:
     _table    its name in the tuning table, as "all_gather"
     _METHODS  {name: (schedule, transport, settings)} of packets, as ``collectives/schedules`` have them; or a
               class like ``Method``; or (class, None, settings). It is called with the World, the bytes of the
-              largest full array, what ``_options`` gives, and the settings. And `methods`, their names
+              largest full array, what ``_options`` gives, the settings, and `sms`. And `methods`, their names
     _shape    (shape of x) -> the shape of a new output
     _sizes    (x, out): ValueError, with what is needed, unless their sizes fit
     _in_place (x, out): by how many bytes x lies behind out where they may overlap, None where they may not;
@@ -54,6 +55,7 @@ class Collective:
     _METHODS: dict[str, Any]
     methods: tuple[str, ...]
     max_nbytes: int
+    sms: int | None
     _options: dict[str, Any]
     _overlap: str
     _shape: Callable[[tuple[int, ...]], tuple[int, ...]]
@@ -63,7 +65,7 @@ class Collective:
     _writes_out = True  # whether this rank gets a result
     _one_place = True  # whether a symmetric `out` is the same part of symmetric memory on all ranks
 
-    def __init__(self, world: World, max_nbytes: int, method: str):
+    def __init__(self, world: World, max_nbytes: int, method: str, sms: int | None = None):
         self._name = name = type(self).__name__
         check_world(name, world)
         self.world, self.method = world, method
@@ -72,8 +74,8 @@ class Collective:
         def check():
             one_of(name, "method", method, (*self._METHODS, "auto"))
             self.max_nbytes = integer(name, "max_nbytes", max_nbytes, 0)
-            self._options = self._checked_options()
-            return {"max_nbytes": self.max_nbytes, "method": method, **self._options}
+            self._options, self.sms = self._checked_options(), checked_sms(name, sms)
+            return {"max_nbytes": self.max_nbytes, "method": method, "sms": self.sms, **self._options}
 
         agree_on(world, name, check)
         self._methods: Any = {}  # None once it is freed
@@ -83,7 +85,7 @@ class Collective:
             if method != "auto":
                 self._methods[method] = self._make(method, self.max_nbytes)
             else:
-                built = tuning.build(world, self._table, self.max_nbytes, self._make)
+                built = tuning.build(world, self._table, self.max_nbytes, self._make, self.sms)
                 self._methods, self._choices, self.refused = built
         except (ValueError, MemoryError) as error:
             self.free()
@@ -97,11 +99,12 @@ class Collective:
     def _make(self, name, max_nbytes):
         if name not in self._METHODS:
             raise ValueError("there is no such method")
-        return self._maker(name)(self.world, max_nbytes, *self._options.values())
+        return self._maker(name)(self.world, max_nbytes, *self._options.values(), sms=self.sms)
 
     @classmethod
     def _maker(cls, name: str) -> Callable:
-        """-> what makes the method `name`: ``make(world, max_nbytes, *options)``. Collective."""
+        """-> what makes the method `name`: ``make(world, max_nbytes, *options, sms=None)``.
+        Collective."""
         match cls._METHODS[name]:
             case (kind, None, settings):
                 return functools.partial(kind, **settings)
@@ -241,9 +244,9 @@ class OfRoot(Collective):
 
     _one_place = False
 
-    def __init__(self, world: World, max_nbytes: int, root: int, method: str):
+    def __init__(self, world: World, max_nbytes: int, root: int, method: str, sms: int | None = None):
         self.root = root
-        super().__init__(world, max_nbytes, method)
+        super().__init__(world, max_nbytes, method, sms)
 
     def _checked_options(self):
         self.root = checked_root(type(self).__name__, self.world, self.root)
@@ -272,6 +275,27 @@ class OfRoot(Collective):
 
 def plans_of(world):
     return Plans(EMULATED_PLANS if world.backend.name == "emulator" else PLANS)
+
+
+def run_bound(host, who, arrays, stream, waits, optional=(), **numbers):
+    """Enqueue a call of `host`: the one that was bound to arrays like these before, or a new one.
+
+    host     has `world`, `_plans`, `_order`, and _plan(**arrays, **numbers) -> run(stream)
+    arrays   {name: array}; calls are compared by the first one
+    numbers  which belong to the call as the arrays do
+    stream, waits  as of ``call_on``
+    """
+    world, first = host.world, next(iter(arrays))
+    key, known = keyed(who, arrays, world.xp, optional)
+    key = *key, *numbers.values()
+    run = host._plans.get(key)
+    if run is None:
+        run = host._plan(**converted(who, known, world.xp, optional), **numbers)
+        host._plans.keep(key, run)
+    host._order.before(stream, who, known[first])
+    run(stream)
+    if waits:
+        world.stream.synchronize()
 
 
 def check_contiguous(name, argument, array):

@@ -72,7 +72,7 @@ class Copying(Method):
 
     def bind_store(self, out, x):
         """-> run(stream): store x to `out`, both 1-D and of the same size and dtype."""
-        blocks = max(1, min(self.own_blocks, x.nbytes // self.own_part))
+        blocks = self.within(max(1, min(self.own_blocks, x.nbytes // self.own_part)))
         return self.launch(store_segment, blocks, out.view("uint8"), x.view("uint8"))
 
     def fork(self, stream):

@@ -1,22 +1,24 @@
-"""Collectives in one line, on the current World.
+"""Collectives in one line, on the current World or a group of it.
 
 Each function makes its object (``AllGather``, ``AllReduce`` and so on, with method "auto") when it first
-needs it, and keeps it until the World ends: one for each op or root and each size, rounded up to a power of
-two of at least 64 KB. To make one is collective, and allocates symmetric memory, several times that size. So
-the first call of each must be made on all ranks, and before a capture (RuntimeError in it). To choose the
-method, or to get the memory back, make the object yourself: ``sk.ReduceScatter(world, max_nbytes,
-method="ring")``.
+needs it, and keeps it until the World (or the `group`) ends: one for each op or root, each `sms`, and each
+size, rounded up to a power of two of at least 64 KB. To make one is collective, and allocates symmetric
+memory, several times that size. So the first call of each must be made on all ranks, and before a capture
+(RuntimeError in it). To choose the method, or to get the memory back, make the object yourself:
+``sk.ReduceScatter(world, max_nbytes, method="ring")``.
 
 x, `out` and `stream` are those of the object's call, and so are the result, its memory ordering and the
-errors; `out` and `stream` are given by name. RuntimeError without a World.
+errors; `sms` is the object's. `out`, `stream`, `sms` and `group` (a Group; default: the World) are given by
+name. Ranks, and so `root`, are the group's. RuntimeError without a World.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.symmetric_memory import as_dtype
-from shmemkit.runtime.world import current
+from shmemkit.runtime.world import World, check_world, current
 from shmemkit.support.arrays import as_array, stream_of, with_shape
 from shmemkit.support.settings import shown
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, Op
@@ -47,25 +49,45 @@ __all__ = [
 LEAST = 1 << 16  # bytes
 
 
-def all_gather(x: ArrayT, *, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+def all_gather(
+    x: ArrayT,
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT:
     """Gather the `x` of all ranks on each: see `AllGather`. -> out, default a new one (n_ranks, *x.shape) of
     x's kind
     """
-    return _kept_for(AllGather, x, stream, current(required=True).n_ranks)(x, out, stream)
+    return _kept_for(AllGather, x, stream, group, sms, _on(group).n_ranks)(x, out, stream)
 
 
 def all_reduce(
-    x: ArrayT, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
+    x: ArrayT,
+    op: Op = "sum",
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
 ) -> ArrayT:
     """Combine the `x` of all ranks on each: see `AllReduce`. -> out, default a new one of x's kind and
     shape
     """
-    return _kept_for(AllReduce, x, stream, 1, op)(x, out, stream)
+    return _kept_for(AllReduce, x, stream, group, sms, 1, op)(x, out, stream)
 
 
-def all_to_all(x: ArrayT, *, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+def all_to_all(
+    x: ArrayT,
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT:
     """Send segment k of `x` to rank k: see `AllToAll`. -> out, default a new one of x's kind and shape"""
-    return _kept_for(AllToAll, x, stream, 1)(x, out, stream)
+    return _kept_for(AllToAll, x, stream, group, sms, 1)(x, out, stream)
 
 
 def attention_combine(
@@ -75,73 +97,117 @@ def attention_combine(
     *,
     out: ArrayT | None = None,
     stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
 ) -> ArrayT:
     """Combine the partial attention of all ranks: see `AttentionCombine`. Its object is for the heads,
     head_dim, dtype and form, and for the batch, rounded up to a power of two. -> out, default a new one of
     partial's kind
     """
-    world, who = current(required=True), "attention_combine()"
+    world, who = _on(group), "attention_combine()"
     array = with_shape(who, "partial", partial, world.xp)
     if array.ndim != 3:
         raise ValueError(f"{who}: partial is {shown(partial)}; it must be (batch, heads, head_dim)")
     batch, heads, head_dim = array.shape
     of = heads, head_dim, as_dtype(array.dtype, who).name, form
+    sms = checked_sms(who, sms)
     most = 1 << max(0, batch - 1).bit_length()
-    key = AttentionCombine, most, of
-    return _kept(
-        key, who, f"{most} batch entries", partial, stream, lambda: AttentionCombine(world, most, *of)
-    )(partial, lse, out, stream)
+    key = AttentionCombine, most, of, sms
+
+    def make():
+        return AttentionCombine(world, most, *of, sms=sms)
+
+    return _kept(world, key, who, f"{most} batch entries", partial, stream, make)(partial, lse, out, stream)
 
 
 def broadcast(
-    x: ArrayT, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
+    x: ArrayT,
+    root: int = 0,
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
 ) -> ArrayT:
     """Give all ranks the `x` of the root: see `Broadcast`. -> out, default x"""
-    return _kept_for(Broadcast, x, stream, 1, root)(x, out, stream)
+    return _kept_for(Broadcast, x, stream, group, sms, 1, root)(x, out, stream)
 
 
 def gather(
-    x: ArrayT, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
+    x: ArrayT,
+    root: int = 0,
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
 ) -> ArrayT | None:
     """Gather the `x` of all ranks on the root: see `Gather`. -> out on the root, default a new one (n_ranks,
     *x.shape) of x's kind; None on all others
     """
-    return _kept_for(Gather, x, stream, current(required=True).n_ranks, root)(x, out, stream)
+    return _kept_for(Gather, x, stream, group, sms, _on(group).n_ranks, root)(x, out, stream)
 
 
 def reduce(
-    x: ArrayT, root: int = 0, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
+    x: ArrayT,
+    root: int = 0,
+    op: Op = "sum",
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
 ) -> ArrayT | None:
     """Combine the `x` of all ranks on the root: see `Reduce`. -> out on the root, default a new one of x's
     kind and shape; None on all others
     """
-    return _kept_for(Reduce, x, stream, 1, root, op)(x, out, stream)
+    return _kept_for(Reduce, x, stream, group, sms, 1, root, op)(x, out, stream)
 
 
 def scatter(
-    x: ArrayT | None = None, root: int = 0, *, out: ArrayT | None = None, stream: AnyStream | None = None
+    x: ArrayT | None = None,
+    root: int = 0,
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
 ) -> ArrayT:
     """Give each rank its segment of the root's `x`: see `Scatter`. All other ranks give `out`. -> out, on
     the root by default a new one
     """
-    world = current(required=True)
+    world = _on(group)
     if x is None and out is None:
         raise ValueError("scatter(): x and out are None; the root gives x, all other ranks give out")
     given, times = (out, world.n_ranks) if x is None else (x, 1)
-    return _kept_for(Scatter, given, stream, times, root)(x, out, stream)
+    return _kept_for(Scatter, given, stream, group, sms, times, root)(x, out, stream)
 
 
 def reduce_scatter(
-    x: ArrayT, op: Op = "sum", *, out: ArrayT | None = None, stream: AnyStream | None = None
+    x: ArrayT,
+    op: Op = "sum",
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
 ) -> ArrayT:
     """Combine the `x` of all ranks, a segment on each: see `ReduceScatter`. -> out, default a new one of x's
     kind and of x's shape divided by n_ranks
     """
-    return _kept_for(ReduceScatter, x, stream, 1, op)(x, out, stream)
+    return _kept_for(ReduceScatter, x, stream, group, sms, 1, op)(x, out, stream)
 
 
-def _kept_for(kind, x, stream, times, *options: Any):
-    world, who = current(required=True), f"{kind._table}()"
+def _on(group):
+    """-> the group, if there is one, else the current World"""
+    if group is None:
+        return current(required=True)
+    check_world("group", group)
+    return group
+
+
+def _kept_for(kind, x, stream, group, sms, times, *options: Any):
+    world, who = _on(group), f"{kind._table}()"
     array = with_shape(who, "x", x, world.xp)
     if kind in (AllReduce, ReduceScatter) and "float8" in str(array.dtype):
         times = 2  # by some methods its totals travel as float32
@@ -152,13 +218,16 @@ def _kept_for(kind, x, stream, times, *options: Any):
         raise TypeError(f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name")
     if argument == "root":  # True and 1.0 have the hash of 1
         options = checked_root(who, world, options[0]), *options[1:]
-    key = kind, nbytes, options
-    return _kept(key, who, f"{nbytes} bytes", x, stream, lambda: kind(world, nbytes, *options))
+    key = kind, nbytes, (*options, sms)
+
+    def make():
+        return kind(world, nbytes, *options, sms=sms)
+
+    return _kept(world, key, who, f"{nbytes} bytes", x, stream, make)
 
 
-def _kept(key, who, size, x, stream, make):
+def _kept(world, key, who, size, x, stream, make):
     """-> what ``make()`` has made for the key."""
-    world = current(required=True)
     if key not in world.kept:
         as_array(who, "x", x, world.xp)  # refuses what cannot be used, before anything is made
         if any(world.backend.capture_of(s) is not None for s in (None, stream_of(stream, x))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shmemkit.runtime.budget import check_budget, within
 from shmemkit.runtime.launch import Launch, bind
 from shmemkit.runtime.world import World
 from shmemkit.support.agreement import check_equal, raise_alike, told
@@ -76,6 +77,9 @@ class Method:
     bind(...)        -> run(stream): enqueues one operation on these arrays; a stream of None is the World's
 
     counts(dtype)    how many times an array of the dtype of this name counts, of max_nbytes: mostly once
+    sms              the budget: the most blocks of a launch, which ``within`` keeps to. None: as many as are
+                     tuned. Kernels of one method do not run at the same time, so it uses no more
+                     multiprocessors
 
     and `threads`, per block; on the emulator, which is quicker with few, 32. `settings` are attributes.
 
@@ -85,6 +89,7 @@ class Method:
 
     name: str  # of it, as "all_gather push": of its arrays, and in its messages
     threads = 512
+    sms: int | None = None
     prepare: Callable[..., None]
 
     def __init__(self, world: World, *args, **settings: Any):
@@ -113,6 +118,14 @@ class Method:
         self._arrays.append(self.world.empty(shape, dtype, name))
         return self._arrays[-1]
 
+    def _who(self):
+        return getattr(self, "name", type(self).__name__)
+
+    def within(self, blocks: int, rows: int = 1) -> int:
+        """-> how many blocks a row of a grid of so many `rows` has within the budget, of `blocks` that are
+        wanted. ValueError if there is no block for each row."""
+        return within(self._who(), self.sms, blocks, rows)
+
     def offsets_of(self, array: Array, ranks: range) -> Array:
         """-> what `peer_at` and `notify_at` take as a table, for those up to the last of `ranks`, consecutive
         ones whose symmetric memory is mapped here; `array` is any of it."""
@@ -130,15 +143,19 @@ class Method:
         shared: int = 0,
     ) -> Launch:
         """-> `kernel` bound to `grid` and `args`; its blocks wait for each other, so all must fit at once.
-        With `pdl` (see ``bind``), for short kernels, calls in a row overlap a little. `threads` of a block,
-        if not those of the method; `shared`: bytes of dynamic shared memory.
+        With `pdl` (see ``bind``), for short kernels, calls in a row overlap a little; not within a budget,
+        which two launches at once would exceed. `threads` of a block, if not those of the method; `shared`:
+        bytes of dynamic shared memory.
 
         The caller keeps the arrays alive: bound calls outlive what users gather.
         """
-        threads = threads or self.threads
+        threads, pdl = threads or self.threads, pdl and self.sms is None
+        check_budget(self._who(), self.sms, grid)
         key = kernel, grid, threads, tuple(getattr(arg, "dtype", None) for arg in args)
         if key not in self._launches:
-            self._launches[key] = bind(kernel, grid, threads, args, shared=shared, co_resident=True, pdl=pdl)
+            self._launches[key] = bind(
+                kernel, grid, threads, args, shared=shared, co_resident=True, pdl=pdl, group=self.world
+            )
             self._launches[key].forget_arrays()
         bound = self._launches[key].with_args(*args)
         bound.forget_arrays()
@@ -166,7 +183,7 @@ class InParts(Method):
 
     def cut_in_parts(self, max_nbytes, segments):
         """-> (parts of a segment at most, elements of a part at most), of `segments` segments."""
-        most = min(self.max_parts, max(1, self.max_blocks // segments))
+        most = self.within(min(self.max_parts, max(1, self.max_blocks // segments)), segments)
         self.parts, capacity = parts_of(max_nbytes, segments, most, self.part, self.unit)
         return self.parts, capacity
 

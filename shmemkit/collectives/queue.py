@@ -189,7 +189,8 @@ class Queue:
         nothing = world.xp.empty((0, item_size), self.dtype)
         signals = (self.full, self.empty, state)
         args = (nothing, nothing, self.slots, *signals, self.receiver, self.sender, n_producers)
-        self._launch = bind(queue_kernel, n_producers + n_consumers, block, args, co_resident=True)
+        blocks = n_producers + n_consumers
+        self._launch = bind(queue_kernel, blocks, block, args, co_resident=True, group=world)
 
     def __call__(
         self, inputs: ArrayT, outputs: ArrayT | None = None, stream: AnyStream | None = None

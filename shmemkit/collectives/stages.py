@@ -31,7 +31,9 @@ class Staged(Method):
         try:
             self.make_stages(max(1, max_nbytes // self.unit) * self.unit, *options)
             name = f"{self.name} rest"
-            self.stages.append(schedule(self.world, self.unit, *options, name=name, t=LL, **settings))
+            self.stages.append(
+                schedule(self.world, self.unit, *options, name=name, t=LL, sms=self.sms, **settings)
+            )
         except ValueError as refusal:
             raise type(refusal)(f"{self.name}: {refusal}") from None
 

@@ -178,13 +178,21 @@ def choices(op, gpu, n_ranks, n_nodes, symmetric):
     return [tuple(pair) for pair in nearest[OUTPUTS[symmetric]]]
 
 
-def choices_of(world, op):
-    """-> {symmetric: choices} for a World, the same on all ranks. Collective; ValueError on every rank."""
+def choices_of(world, op, sms=None):
+    """-> {symmetric: choices} for a World, the same on all ranks. Collective; ValueError on every rank.
+
+    With a budget of multiprocessors, `sms`, the limits are smaller in proportion: methods for small arrays
+    are limited by their threads, earlier if these are fewer."""
     found = error = None
     if world.rank == 0:
         place = world.backend.gpu_name, world.n_ranks, world.n_nodes
         try:
             found = {symmetric: choices(op, *place, symmetric) for symmetric in (False, True)}
+            share = min(1, (sms or math.inf) / world.backend.multiprocessors)
+            found = {
+                symmetric: [(limit and max(1, int(limit * share)), name) for limit, name in those]
+                for symmetric, those in found.items()
+            }
         except ValueError as e:
             error = str(e)
     found, error = world.host_allgather((found, error))[0]
@@ -198,11 +206,12 @@ def method_at(choices, nbytes):
     return next(method for limit, method in choices if limit is None or nbytes <= limit)
 
 
-def build(world, op, max_nbytes, make):
+def build(world, op, max_nbytes, make, sms=None):
     """Make the methods that "auto" needs for up to `max_nbytes` bytes. Collective.
 
     make(name, capacity)  -> the method, for up to `capacity` bytes; ValueError, on all ranks, where it cannot
                           run. It has free()
+    sms                   the budget of multiprocessors, or None
 
     -> (methods, choices, refused):
 
@@ -213,7 +222,7 @@ def build(world, op, max_nbytes, make):
               smaller, else one of DEFAULTS, first of those for as many nodes. If none can: MemoryError where
               that was the reason for any, else ValueError
     """
-    table, refused, full = choices_of(world, op), {}, set()
+    table, refused, full = choices_of(world, op, sms), {}, set()
     several = world.n_nodes > 1
     spare = [name for those in (several, not several) for _, name in DEFAULTS[op][those]]
     while True:

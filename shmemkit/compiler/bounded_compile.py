@@ -1,10 +1,10 @@
-"""Kernels compiled a second time, with waits that give up or that record themselves for a timeline, besides
-what Numba has compiled of them.
+"""Kernels compiled a second time, besides what Numba has compiled of them: with waits that give up (*armed*)
+or that record themselves for a timeline, or with a group's ranks in what calls NVSHMEM (*grouped*).
 
 Numba keeps what it compiles with the dispatcher of each function, and what it finds for each primitive with
-its typing context. So an armed kernel has a dispatcher of its own, its twin, and so has every device function
-that it calls; and it is typed and lowered in a pair of contexts of their own, in which a device function
-stands for its twin. Nothing that is compiled otherwise sees any of it.
+its typing context. So such a form of a kernel has a dispatcher of its own, its twin, and so has every device
+function that it calls; and it is typed and lowered in a pair of contexts of their own, in which a device
+function stands for its twin. Nothing that is compiled otherwise sees any of it.
 """
 
 import contextlib
@@ -12,33 +12,45 @@ import functools
 import inspect
 import os
 import weakref
+from collections import defaultdict
+from typing import NamedTuple
 
-from numba.cuda.core.compiler_lock import global_compiler_lock
-from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.target import CUDATargetContext, CUDATypingContext
 
 from shmemkit.support import timeouts
 
-_kernels = weakref.WeakKeyDictionary()  # kernel -> {(seconds, recorded): twin}
-_functions = {recorded: weakref.WeakKeyDictionary() for recorded in (False, True)}  # device function -> twin
-_forced = []  # not empty: what is being compiled is armed; and whether it is recorded
+from .numba_internals import contexts_instead
 
 
-def compile_armed(kernel, argument_types, seconds, around=None):
-    """`kernel`, a dispatcher, compiled and loaded for these Numba types, with waits of `seconds`. -> a Numba
-    kernel. Kernels with different limits are different modules, since the limit is one of the module.
+class Form(NamedTuple):
+    armed: bool = False
+    recorded: bool = False
+    grouped: bool = False
 
-    around  (begin, end), if it is recorded for a timeline: primitives that each thread calls at its begin and
-            end, with the kernel's name
+
+_kernels = weakref.WeakKeyDictionary()  # kernel -> {(seconds, form): twin}
+_functions = defaultdict(weakref.WeakKeyDictionary)  # form -> device function -> twin
+_forced = []  # the form of what is being compiled, if it is not as Numba compiles by itself
+
+
+def compile_form(kernel, argument_types, seconds=None, around=None, grouped=False):
+    """`kernel`, a dispatcher, compiled and loaded for these Numba types in another form. -> a Numba kernel
+
+    seconds  its waits take at most so long. Kernels with different limits are different modules, since the
+             limit is one of the module
+    around   (begin, end), if it is recorded for a timeline: primitives that each thread calls at its begin
+             and end, with the kernel's name
+    grouped  what calls NVSHMEM takes the ranks of a group
     """
     recorded = around is not None
-    with arming(recorded):
+    form = Form(seconds is not None or recorded, recorded, grouped)
+    with compiling(form):
         twins = _kernels.setdefault(kernel, {})
-        if (seconds, recorded) not in twins:
+        if (seconds, form) not in twins:
             function = surrounded(kernel, *around) if recorded else kernel.py_func
-            twins[seconds, recorded] = CUDADispatcher(function, kernel.targetoptions)
-        return twins[seconds, recorded].compile(argument_types)
+            twins[seconds, form] = CUDADispatcher(function, kernel.targetoptions)
+        return twins[seconds, form].compile(argument_types)
 
 
 def surrounded(kernel, begin, end):
@@ -55,41 +67,48 @@ def surrounded(kernel, begin, end):
 
 def armed():
     """Whether what is being compiled now has a limit for its waits, perhaps only to record them."""
-    return bool(_forced) or timeouts.default() is not None or recording()
+    return bool(_forced and _forced[-1].armed) or timeouts.default() is not None or recording()
 
 
 def recording():
     """Whether what is being compiled now records itself for a timeline."""
-    return _forced[-1] if _forced else bool(os.environ.get("SHMEMKIT_TIMELINE", "").strip())
+    return _forced[-1].recorded if _forced else bool(os.environ.get("SHMEMKIT_TIMELINE", "").strip())
+
+
+def grouped():
+    """Whether what is being compiled now takes the ranks of a group where it calls NVSHMEM."""
+    return bool(_forced) and _forced[-1].grouped
+
+
+def arming(recorded=False):
+    """What this thread compiles meanwhile is armed; no other thread compiles meanwhile."""
+    return compiling(Form(True, recorded))
 
 
 @contextlib.contextmanager
-def arming(recorded=False):
-    """What this thread compiles meanwhile is armed; no other thread compiles meanwhile."""
-    with global_compiler_lock:
-        contexts = cuda_target.typing_context, cuda_target.target_context
-        cuda_target._typingctx, cuda_target._targetctx = _contexts(recorded)
-        _forced.append(recorded)
+def compiling(form):
+    """What this thread compiles meanwhile has this form; no other thread compiles meanwhile."""
+    with contexts_instead(_contexts(form)):
+        _forced.append(form)
         try:
             yield
         finally:
             _forced.pop()
-            cuda_target._typingctx, cuda_target._targetctx = contexts
 
 
 @functools.cache
-def _contexts(recorded):
-    typing_context = _ArmedTyping()
-    typing_context.recorded = recorded
+def _contexts(form):
+    typing_context = _TypingOfForm()
+    typing_context.form = form
     return typing_context, CUDATargetContext(typing_context)
 
 
-class _ArmedTyping(CUDATypingContext):
-    recorded = False
+class _TypingOfForm(CUDATypingContext):
+    form = Form()
 
     def resolve_value_type(self, value):
         if hasattr(value, "py_func") and hasattr(value, "targetoptions"):  # also one of numba.jit
-            value = _twin(value, _functions[self.recorded])
+            value = _twin(value, _functions[self.form])
         return super().resolve_value_type(value)
 
 

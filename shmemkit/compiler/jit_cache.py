@@ -12,6 +12,8 @@ those that the kernel calls. This costs NVRTC nothing (its time goes into the he
 what is not called; so one compilation, once per machine, serves all kernels. Collectives would make it
 several times larger; they are compiled only for kernels that call them.
 
+``kernel_cache.py`` keeps the package's own kernels as a whole, by the same means.
+
 Environment: SHMEMKIT_CACHE_DIR is the folder (default: $XDG_CACHE_HOME/shmemkit or ~/.cache/shmemkit);
 SHMEMKIT_CACHE=0 turns the cache off. It may be deleted at any time. Ranks that start at once wait for the one
 that compiles. Entries are written whole or not at all and verified when read; a damaged one is made anew. The
@@ -39,7 +41,7 @@ from shmemkit.support.settings import switch
 MAGIC = b"shmemkit-cache-1"
 LOCK_TIMEOUT = 120.0  # seconds to wait for another process that makes the same entry
 TELL_AFTER = 5.0  # seconds until whoever waits says so
-MAX_ENTRIES = 512
+MAX_ENTRIES = 1024
 
 # Sources with any other #include are not cached: we could not tell when such a header changes.
 WATCHED_INCLUDES = {"entry_point.h", "cuda/atomic", "memsys.cuh", "nrt.cuh"}
@@ -182,11 +184,13 @@ def _warn_once(where, message):
         _warn(message)
 
 
-def cached(key, make):
-    """The payload (bytes) of entry `key`, made by `make()` and kept when it is not there.
+def cached(key, make, alone=True):
+    """The payload (bytes) of entry `key`, made by `make()` and kept when it is not there; None, which is not
+    kept, if that is what `make` returns.
 
-    Of several processes that ask at once, one makes it and the others wait. Never fails because of the cache:
-    where the folder cannot be used it warns once and calls `make()`.
+    Of several processes that ask at once, one makes it and the others wait, if they are to be `alone`: not
+    where `make` makes other entries. Never fails because of the cache: where the folder cannot be used it
+    warns once and calls `make()`.
     """
     where = folder()
     if where is None:
@@ -199,16 +203,18 @@ def cached(key, make):
             found = read(entry)
             if found is not None:
                 return found
-            stack.enter_context(locked(where / f"lock-{key[:2]}"))
+            if alone:
+                stack.enter_context(locked(where / f"lock-{key[:2]}"))
         except OSError as error:
             _warn(f"no JIT cache: cannot use {where} ({error}). Set SHMEMKIT_CACHE_DIR to a writable folder")
             return make()
-        found = read(entry)
+        found = read(entry) if alone else None
         if found is not None:
             return found
         payload = make()
         try:
-            write(entry, payload)
+            if payload is not None:
+                write(entry, payload)
         except OSError as error:
             _warn(f"no JIT cache: cannot write to {where} ({error}). Set SHMEMKIT_CACHE_DIR to another")
         return payload

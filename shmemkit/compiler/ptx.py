@@ -29,6 +29,7 @@ from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_temp
 
 __all__ = [
     "GPU",
+    "TABLES",
     "TypingError",
     "any_bits",
     "asm",
@@ -59,6 +60,8 @@ __all__ = [
 
 GPU = {}
 """primitive -> its typing function; a test finds here what was forgotten."""
+TABLES = {}
+"""name -> what kernels that read a table of ``constant_words`` are linked with."""
 
 gpu_function = register_jitable
 
@@ -323,6 +326,7 @@ def constant_words(name, n_words, loaded, unloaded):
         setup_callback=loaded,
         teardown_callback=unloaded,
     )
+    TABLES[name] = definition
 
     def codegen(context, builder, signature, values):
         context.active_code_library.add_linking_file(definition)

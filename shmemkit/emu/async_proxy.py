@@ -74,21 +74,27 @@ def is_used_by(kernel):
     """Whether `kernel`, a plain function, reaches a function that is decorated with `reads_shared`."""
     known = kernel.__dict__.get("__uses_proxy__")
     if known is None:
-        known = kernel.__uses_proxy__ = _reaches(kernel, set())
+        known = kernel.__uses_proxy__ = reaches(
+            kernel, lambda value: isinstance(value, types.FunctionType) and hasattr(value, "reads_shared")
+        )
     return known
 
 
-def _reaches(value, seen):
-    """`seen`: ids of what was looked at."""
+def reaches(value, is_it, goes_into=lambda function: True, seen=None):
+    """Whether a kernel, or what it uses, is a value of which ``is_it(value)`` is true. Only functions count
+    that it ``goes_into``."""
     if isinstance(value, CUDADispatcher):
         value = value.py_func
-    if id(value) in seen or not isinstance(value, (types.FunctionType, tuple)):
+    seen = set() if seen is None else seen  # ids of what was looked at
+    if id(value) in seen:
         return False
     seen.add(id(value))
-    if isinstance(value, tuple):
-        return any(_reaches(part, seen) for part in value)
-    if hasattr(value, "reads_shared"):
+    if is_it(value):
         return True
+    if isinstance(value, tuple):
+        return any(reaches(part, is_it, goes_into, seen) for part in value)
+    if not isinstance(value, types.FunctionType) or not goes_into(value):
+        return False
     names = names_in(value.__code__)
     used = [value.__globals__[name] for name in names if name in value.__globals__]
     for module in [v for v in used if isinstance(v, types.ModuleType)]:
@@ -96,7 +102,7 @@ def _reaches(value, seen):
     for cell in value.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is empty
             used.append(cell.cell_contents)
-    return any(_reaches(part, seen) for part in used)
+    return any(reaches(part, is_it, goes_into, seen) for part in used)
 
 
 def names_in(code):

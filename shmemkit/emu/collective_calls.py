@@ -18,30 +18,33 @@ SLOT = np.dtype([("number", "int64"), ("text", f"S{TEXT}"), ("site", f"S{SITE}")
 
 
 class Calls:
-    """Those of rank `pe`. `table`: SLOT (ranks, SLOTS), zeros at first, of all."""
+    """Those of rank `me`. `table`: SLOT (ranks, SLOTS), zeros at first, of all; `ranks`: the World's of each,
+    where they are a group."""
 
-    def __init__(self, table, pe):
-        self._table, self._pe, self._number = table, pe, 0
+    def __init__(self, table, me, ranks=None):
+        self._table, self._me, self._number = table, me, 0
+        self._ranks = range(len(table)) if ranks is None else ranks
+        self._of = "" if ranks is None else f" of the group of {ranks_text(sorted(ranks))}"
         self.last = ""  # my last call, without the place in memory
 
     def enter(self, text, site=""):
         """My next call is `text`, from `site`, "file:line". ValueError if that of another rank is not."""
         self._number, self.last = self._number + 1, text.partition(" in ")[0]
         slot = self._number % SLOTS
-        mine = self._table[self._pe : self._pe + 1, slot]
+        mine = self._table[self._me : self._me + 1, slot]
         mine["number"] = 0  # nobody reads half a text
         mine["text"], mine["site"] = text.encode()[:TEXT], site.encode()[-SITE:]
         mine["number"] = self._number
-        for pe, there in enumerate(self._table[:, slot : slot + 1]):
+        for rank, there in zip(self._ranks, self._table[:, slot : slot + 1], strict=True):
             before, other, after = int(there["number"][0]), there.copy(), int(there["number"][0])
             if before == after == self._number and other["text"][0] != mine["text"][0]:
-                calls = sorted([(pe, *_said(other)), (self._pe, *_said(mine))])
+                calls = sorted([(rank, *_said(other)), (self._ranks[self._me], *_said(mine))])
                 alike = calls[0][1] == calls[1][1]  # but for the memory
                 said = (f"rank {k} calls {what}{where * alike}{at}" for k, what, where, at in calls)
                 raise ValueError(
-                    f"ranks disagree: {', '.join(said)}. All ranks must make the same collective calls in "
-                    "the same order, with as many elements of one dtype, and with the same part of symmetric "
-                    "memory where peers use it"
+                    f"ranks disagree: {', '.join(said)}. All ranks{self._of} must make the same collective "
+                    "calls in the same order, with as many elements of one dtype, and with the same part of "
+                    "symmetric memory where peers use it"
                 )
 
     def missing(self):
@@ -50,12 +53,12 @@ class Calls:
         if (last["number"] == last["number"][0]).all():
             return []
         ranks_of = defaultdict(list)
-        for pe, slot in enumerate(last):
+        for rank, slot in zip(self._ranks, last, strict=True):
             what, _, where = _said(slot[None])
             number = int(slot["number"])
-            ranks_of[f"number {number}, {what}{where}" if number else "none"].append(pe)
-        said = (f"    of {ranks_text(ranks)}: {call}" for call, ranks in ranks_of.items())
-        return ["  Not all ranks have made the same collective calls. The last call", *said]
+            ranks_of[f"number {number}, {what}{where}" if number else "none"].append(rank)
+        said = (f"    of {ranks_text(sorted(ranks))}: {call}" for call, ranks in ranks_of.items())
+        return [f"  Not all ranks{self._of} have made the same collective calls. The last call", *said]
 
 
 def _said(slot):

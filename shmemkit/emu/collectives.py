@@ -19,56 +19,49 @@ from .network import copy, flat
 from .report import kernel_line, who
 from .thread import Thread
 
-WORLD, NODE, ACROSS = range(3)  # all PEs, those of a node, the same local rank of every node
-N_TEAMS = 3
-
 
 class Collectives:
     def __init__(self, machine):
         self.machine = machine
-        self.arrivals = {}  # PE -> (N_TEAMS, n_pes) counters in its symmetric heap: who has come how often
-        self.epochs = {}  # (PE, team members) -> barriers so far
-        self.known = {}  # (team members, number) -> PE -> (what it calls, when it came, what it knew)
-        self.callers = {}  # (PE, row of arrivals) -> thread that called last, when it was through
-
-    def add_pe(self, heap):
-        """Called for every local PE, first of all its allocations."""
-        counters = heap.allocate(N_TEAMS * heap.n_pes * 8).view(np.uint64).reshape(N_TEAMS, heap.n_pes)
-        self.arrivals[heap.pe] = counters
+        self.known = {}  # (group, team's PEs, number) -> PE -> (what it calls, when it came, what it knew)
+        self.callers = {}  # (PE, group, row of arrivals) -> thread that called last, when it was through
 
     def barrier_of(self, thread, pes, call, sources=None):
         """Wait until every PE of `pes` is here, in the same `call`. What those of `sources` (default: all)
         did before has happened. -> PE -> (its call, when it came, what it knew then)"""
-        me, machine = thread.pe, self.machine
-        row = WORLD if len(pes) == machine.n_pes else NODE if pes[-1] - pes[0] + 1 == len(pes) else ACROSS
-        self._check_alone(thread, row, call)
-        epoch = self.epochs[me, row] = self.epochs.get((me, row), 0) + 1
-        mine = self.arrivals[me][row]
-        known = self._come(thread, tuple(pes), epoch, call)
+        me, machine, members = thread.pe, self.machine, thread.members
+        row = members.row(pes)
+        caller = me, members.key, row
+        self._check_alone(thread, caller, call)
+        members.epochs[row] += 1
+        epoch, mine = members.epochs[row], members.arrivals[row]
+        barrier = members.key, tuple(pes)
+        known = self._come(thread, (*barrier, epoch), call)
         for pe in pes:
             there = machine.heaps[me].on(mine, pe)
-            Thread.atomic(thread, there, me, lambda old: old + np.uint64(1), "sys")
+            Thread.atomic(thread, there, members.rank, lambda old: old + np.uint64(1), "sys")
         for pe in pes:
+            k = members.pes.index(pe)
             thread.wait_until(
-                address(mine) + pe * mine.itemsize,
-                lambda pe=pe: mine.item(pe) >= epoch,
-                lambda pe=pe: (
+                address(mine) + k * mine.itemsize,
+                lambda k=k: mine.item(k) >= epoch,
+                lambda pe=pe, k=k: (
                     f"rank {pe} in a barrier, sync or collective of ranks {_ranks(pes)} "
-                    f"({mine.item(pe)} calls there, {epoch} here)"
+                    f"({mine.item(k)} calls there, {epoch} here)"
                 ),
             )
         for pe in pes if sources is None else sources:
             if pe in known:  # it is of this process
                 thread.learn(known[pe][2])
-        self.known.pop((tuple(pes), epoch - 1), None)  # all have left that one, for all have come to this
+        self.known.pop((*barrier, epoch - 1), None)  # all have left that one, for all have come to this
         checked = machine.races is not None
-        self.callers[me, row] = thread, (thread.moment or thread.now()) if checked else thread
+        self.callers[caller] = thread, (thread.moment or thread.now()) if checked else thread
         return known
 
-    def _check_alone(self, thread, row, call):
+    def _check_alone(self, thread, caller, call):
         """One thread of a PE, warp or block is in a collective call of a team at a time."""
-        before, through = self.callers.get((thread.pe, row), (thread, thread))
-        self.callers[thread.pe, row] = thread, None
+        before, through = self.callers.get(caller, (thread, thread))
+        self.callers[caller] = thread, None
         if before is thread or through is before:
             return
         if through is None or not through.before(thread.clock):
@@ -77,10 +70,10 @@ class Collectives:
                 f"thread, warp or block of a rank may call it at a time\n  {kernel_line(sys._getframe())}"
             )
 
-    def _come(self, thread, pes, epoch, call):
+    def _come(self, thread, barrier, call):
         """-> what is known of the PEs in this barrier. All members of a team make the same calls in the same
         order."""
-        known, me = self.known.setdefault((pes, epoch), {}), thread.pe
+        known, me = self.known.setdefault(barrier, {}), thread.pe
         known[me] = call, *thread.came()
         for pe, (other, *_) in known.items():
             if other != call:

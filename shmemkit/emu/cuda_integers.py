@@ -2,13 +2,17 @@
 
 Numba computes integers in 64 bits whatever the width they are stored in: an operation on two unsigned
 operands is unsigned and wraps modulo 2**64, any other is signed. Signed values are plain Python integers
-here. They wrap when they are stored, cast, or combined with an unsigned operand, which gives the same bits as
-on the GPU unless a sum or product of signed values alone overflowed 64 bits before a division, a right shift
-or a comparison. Unsigned values are ``Unsigned``. ``wrap`` is what a store into an array or a cast does.
+here. They wrap when they are stored, cast, or combined with an unsigned operand, and where
+``arithmetic.py`` has found that an overflow would show. Unsigned values are ``Unsigned``. ``wrap`` is what a
+store into an array or a cast does.
+
+The width of a value matters to ``cuda.clz``, ``brev`` and ``popc`` alone. In kernels that use them, what is
+loaded or cast is `sized`: of a subclass that knows its `bits`; the result of an operation has 64 again.
 
 Rules: Numba enhancement proposal 1, "Changes in integer typing".
 """
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -27,7 +31,7 @@ def _binary(name):
     operation = getattr(int, name)
 
     def method(self, other):
-        if type(other) is Unsigned:
+        if isinstance(other, Unsigned):
             return Unsigned(operation(self, other) & _U64)
         if not isinstance(other, int):
             return NotImplemented
@@ -50,6 +54,21 @@ def _reflected(name):
     return method
 
 
+def _quotient(binary):
+    """By zero: 0."""
+
+    def method(self, other):
+        if isinstance(other, int) and not other:
+            return Unsigned(0) if isinstance(other, Unsigned) else 0
+        return binary(self, other)
+
+    return method
+
+
+def _reflected_quotient(reflected):
+    return lambda self, other: reflected(self, other) if self else 0
+
+
 def _shift(name):
     operation = getattr(int, name)
 
@@ -64,11 +83,15 @@ class Unsigned(int):
     is signed."""
 
     __slots__ = ()
+    bits = 64
 
     __add__, __sub__, __mul__ = _binary("__add__"), _binary("__sub__"), _binary("__mul__")
     __radd__, __rsub__, __rmul__ = _reflected("__add__"), _reflected("__sub__"), _reflected("__mul__")
-    __floordiv__, __mod__ = _binary("__floordiv__"), _binary("__mod__")
-    __rfloordiv__, __rmod__ = _reflected("__floordiv__"), _reflected("__mod__")
+    __floordiv__, __mod__ = _quotient(_binary("__floordiv__")), _quotient(_binary("__mod__"))
+    __rfloordiv__, __rmod__ = (
+        _reflected_quotient(_reflected("__floordiv__")),
+        _reflected_quotient(_reflected("__mod__")),
+    )
     __and__, __or__, __xor__ = _binary("__and__"), _binary("__or__"), _binary("__xor__")
     __rand__, __ror__, __rxor__ = _reflected("__and__"), _reflected("__or__"), _reflected("__xor__")
     __lshift__, __rshift__ = (
@@ -88,18 +111,41 @@ class Unsigned(int):
     __abs__ = __pos__
 
 
-class Int32(int):
-    """A signed value that is known to have 32 bits: the lane masks of warp votes, for ``cuda.popc``."""
+class Signed(int):
+    """A signed value that is known to have `bits` bits."""
 
     __slots__ = ()
+    bits = 64
 
-    def __new__(cls, mask):
-        """`mask`: any integer; its low 32 bits."""
-        mask &= 0xFFFFFFFF
-        return super().__new__(cls, mask - (1 << 32) if mask >> 31 else mask)
+    def __new__(cls, value):
+        """`value`: any integer; its low bits."""
+        value &= (1 << cls.bits) - 1
+        return super().__new__(cls, value - (1 << cls.bits) if value >> cls.bits - 1 else value)
 
 
-def _cast(name):
+class Int32(Signed):
+    """The lane masks of warp votes, for ``cuda.popc``."""
+
+    __slots__ = ()
+    bits = 32
+
+
+def _in_64_bits(name):
+    operation = getattr(operator, name)
+    return lambda self, other: operation(int(self), other)
+
+
+# An Unsigned on the right has its say.
+_CAREFUL = {
+    f"__{name}__": _in_64_bits(f"__{name}__") for name in "add sub mul floordiv mod and or xor".split()
+}
+_SIZED: dict[str, Any] = {
+    **{f"int{n}": type(f"Int{n}", (Signed,), {"__slots__": (), "bits": n, **_CAREFUL}) for n in (8, 16, 32)},
+    **{f"uint{n}": type(f"UInt{n}", (Unsigned,), {"__slots__": (), "bits": n}) for n in (8, 16, 32)},
+}
+
+
+def _cast(name, sized=False):
     """A Numba or NumPy integer type as kernels use it: called, it casts; given as a dtype, NumPy understands
     it."""
     dtype = np.dtype(name)
@@ -115,6 +161,12 @@ def _cast(name):
         return Unsigned(int(value) & mask)
 
     cast: Any = unsigned if dtype.kind == "u" else signed
+    if sized and name in _SIZED:
+        of_size = _SIZED[name]
+
+        def cast(value=0):
+            return of_size((unsigned if dtype.kind == "u" else signed)(value))
+
     cast.dtype, cast.__name__ = dtype, name
     return cast
 
@@ -140,6 +192,19 @@ def from_scalar(value) -> Any:
     return value if convert is None else convert(value)
 
 
-CASTS = {name: _cast(name) for name in "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()}
-CASTS |= {"intp": CASTS["int64"], "uintp": CASTS["uint64"], "uint": CASTS["uint64"]}
+def sized(value) -> Any:
+    """As `from_scalar`, with the number of bits."""
+    kind = _SIZED.get(value.dtype.name)
+    return from_scalar(value) if kind is None else kind(int(value))
+
+
+_NAMES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
+
+
+def _casts(sized):
+    casts = {name: _cast(name, sized) for name in _NAMES}
+    return casts | {"intp": casts["int64"], "uintp": casts["uint64"], "uint": casts["uint64"]}
+
+
+CASTS, SIZED_CASTS = _casts(False), _casts(True)
 FLOATS = {"float16": np.float16, "float32": np.float32, "float64": np.float64}

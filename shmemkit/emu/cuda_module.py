@@ -1,29 +1,39 @@
 """The stand-in for ``numba.cuda`` inside emulated kernels."""
 
+import operator
 from collections import defaultdict
+from operator import index
 from sys import _getframe
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda as numba_cuda
+from numba import types
 
+from shmemkit.compiler.numba_internals import as_dtype
 from shmemkit.support.dtypes import numpy_dtype
 
-from .cuda_integers import CASTS, Int32, Unsigned, wrap
+from . import libdevice
+from .cuda_integers import CASTS, FLOATS, SIZED_CASTS, Int32, Unsigned, wrap
 from .device_arrays import device_view, uninitialised
+from .half_precision import BF16, FP16
 from .thread import group_thread
+from .vector_types import VECTOR_TYPES
 from .workers import current
 
 WARP_SIZE = 32
 _FULL = (1 << 32) - 1
 _U64 = (1 << 64) - 1
-LISTED = "docs/emulator.md lists what is; the rest needs GPUs"
+LISTED = "docs/numba.md lists what is; the rest needs GPUs"
 
 
 class Namespace:
-    """`cuda.<name>`; what is missing raises NotImplementedError."""
+    """`cuda.<name>` with `members`; what is missing raises NotImplementedError."""
 
-    def __init__(self, name):
+    def __init__(self, name, members=()):
         self._name = name
+        self.__dict__.update(members)
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -47,7 +57,7 @@ class _Shared(Namespace):
 class _Local(Namespace):
     def array(self, shape, dtype, alignment=None):
         """A new array of this thread."""
-        return uninitialised(shape, _dtype(dtype))
+        return uninitialised(shape, _dtype(dtype), current().thread.block.launch.is_sized)
 
 
 class _Const(Namespace):
@@ -59,6 +69,8 @@ def _dtype(dtype):
     """The NumPy dtype of a Numba or NumPy type."""
     if isinstance(dtype, (np.dtype, type, str)) or hasattr(dtype, "dtype"):
         return np.dtype(dtype)
+    if isinstance(dtype, (types.Record, types.NestedArray, types.Complex, types.Boolean)):
+        return as_dtype(dtype)
     return numpy_dtype(str(dtype))
 
 
@@ -190,7 +202,8 @@ class Cuda:
     warpsize = WARP_SIZE
     shared, local, const = _Shared("cuda.shared"), _Local("cuda.local"), _Const("cuda.const")
     atomic, cg = _Atomic("cuda.atomic"), _CooperativeGroups("cuda.cg")
-    libdevice, fp16, bf16 = Namespace("cuda.libdevice"), Namespace("cuda.fp16"), Namespace("cuda.bf16")
+    libdevice = Namespace("cuda.libdevice", libdevice.FUNCTIONS)
+    fp16, bf16 = Namespace("cuda.fp16", vars(FP16)), Namespace("cuda.bf16", vars(BF16))
 
     def grid(self, ndim):
         thread = current().thread
@@ -276,21 +289,58 @@ class Cuda:
         values = _exchange(mask, value, dict)
         return (_lanes(values), True) if all(v == value for v in values.values()) else (Int32(0), False)
 
+    # -- loads and stores with a hint for the cache (C functions: the frame below is the kernel's)
+    ldca = ldcg = ldcs = ldlu = ldcv = staticmethod(operator.getitem)
+    stcg = stcs = stwb = stwt = staticmethod(operator.setitem)
+
     # -- integers and arithmetic
     def popc(self, x):
-        return (int(x) & (_FULL if type(x) is Int32 else _U64)).bit_count()
+        return (int(x) & (1 << x.bits) - 1 if hasattr(x, "bits") else index(x) & _U64).bit_count()
 
     def ffs(self, x):
         return (x & -x).bit_length() if x else 0
 
+    def clz(self, x):
+        bits = getattr(x, "bits", 64)
+        return bits - (index(x) & (1 << bits) - 1).bit_length()
+
+    def brev(self, x):
+        """Of uint64 the 64 bits, of others the low 32, as Numba converts them."""
+        bits = 64 if isinstance(x, Unsigned) and x.bits == 64 else 32
+        return Unsigned(libdevice.reversed_bits(index(x), bits))
+
     def fma(self, a, b, c):
-        return a * b + c
+        kind = np.float32 if {type(a), type(b), type(c)} <= _FLOAT32 else np.float64
+        return libdevice.fma(kind(a), kind(b), kind(c))
 
     def cbrt(self, x):
-        return np.cbrt(x)
+        return np.cbrt(x if isinstance(x, np.floating) else np.float64(x))
 
     def selp(self, predicate, a, b):
         return a if predicate else b
+
+
+_FLOAT32 = {np.float32}
+
+
+class SizedCuda(Cuda):
+    """Of kernels that ask for the width of integers."""
+
+    threadIdx = property(lambda self: _sized(current().thread.threadIdx))
+    blockIdx = property(lambda self: _sized(current().thread.block.blockIdx))
+    blockDim = property(lambda self: _sized(current().thread.block.blockDim))
+    gridDim = property(lambda self: _sized(current().thread.block.gridDim))
+    laneid = property(lambda self: Int32(current().thread.lane))
+
+
+class _Sized3(NamedTuple):
+    x: int
+    y: int
+    z: int
+
+
+def _sized(index):
+    return _Sized3(*map(Int32, index))
 
 
 class _Missing:
@@ -315,10 +365,26 @@ class Lazy:
         return getattr(getattr(self._cuda, self._name), axis)
 
 
-for _name, _cast in CASTS.items():
-    setattr(Cuda, _name, _cast)
-for _name in ("float32", "float64"):
-    setattr(Cuda, _name, getattr(np, _name))
+def cast_of(value, sized=False) -> Any:
+    """What the Numba type `value` of a number is in a kernel; None: nothing here."""
+    if isinstance(value, types.Integer) and not isinstance(value, types.IntegerLiteral):
+        return (SIZED_CASTS if sized else CASTS)[value.name]
+    if isinstance(value, types.Float):
+        return FLOATS[value.name]
+    if isinstance(value, types.Complex):
+        return as_dtype(value).type
+    if isinstance(value, types.Boolean):
+        return bool
+    return BF16.bfloat16 if value is numba_cuda.bfloat16 else None
+
+
 for _name in dir(numba_cuda):
-    if not hasattr(Cuda, _name):
-        setattr(Cuda, _name, _Missing(_name))
+    _value = getattr(numba_cuda, _name)
+    if not hasattr(Cuda, _name) and not isinstance(_value, ModuleType):
+        if isinstance(_value, type) and _value in VECTOR_TYPES:
+            setattr(Cuda, _name, VECTOR_TYPES[_value])
+        elif (_cast := cast_of(_value)) is not None:
+            setattr(Cuda, _name, staticmethod(_cast))
+            setattr(SizedCuda, _name, staticmethod(cast_of(_value, True)))
+        else:
+            setattr(Cuda, _name, _Missing(_name))

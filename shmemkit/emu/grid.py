@@ -1,5 +1,6 @@
 """A kernel launch: its grid of blocks and their threads, all alive at once."""
 
+import ctypes
 import enum
 import gc
 import itertools
@@ -7,12 +8,14 @@ from collections import deque
 
 import numpy as np
 
+from shmemkit.compiler.numba_internals import ArgHint
 from shmemkit.support.arrays import as_array
 from shmemkit.support.garbage_collection import uncollected
 from shmemkit.support.settings import shown
 
+from .arithmetic import number
 from .async_proxy import SharedArray, is_used_by
-from .cuda_integers import from_scalar
+from .cuda_integers import from_scalar, sized
 from .device_arrays import address, device_view, uninitialised
 from .errors import EmulatorError, OutOfBoundsError
 from .multicast_memory import Multicast
@@ -54,6 +57,14 @@ def _dynamic(n_bytes):
     whole = uninitialised(n_bytes + 1024, np.uint8)
     first = (128 - address(whole)) % 1024
     return whole[first : first + n_bytes]
+
+
+def _memory_of(record):
+    """The memory of a NumPy record, which the kernel may change, as an array of one element."""
+    at = record.__array_interface__["data"][0]
+    memory = (ctypes.c_char * record.dtype.itemsize).from_address(at)
+    memory.owner = record  # it lives as long
+    return np.ndarray((1,), record.dtype, memory)
 
 
 class Block(Participation):
@@ -129,17 +140,43 @@ class Block(Participation):
 
 class Launch:
     """`kernel[grid, block, stream, shared](*arguments)` on PE `pe`; `function` is the kernel as plain
-    Python; `pdl` as in ``shmemkit.bind``, `cluster` the blocks of one, which lie along x."""
+    Python; `pdl` as in ``shmemkit.bind``, `cluster` the blocks of one, which lie along x. `members`: whose
+    ranks the kernel speaks of, default those of the World."""
 
     def __init__(
-        self, stream, name, function, parameters, grid, block, shared, arguments, pdl=False, cluster=1
+        self,
+        stream,
+        name,
+        function,
+        parameters,
+        grid,
+        block,
+        shared,
+        arguments,
+        pdl=False,
+        cluster=1,
+        members=None,
     ):
-        self._call = (stream, name, function, parameters, grid, block, shared, arguments, pdl, cluster)
+        self._call = (
+            stream,
+            name,
+            function,
+            parameters,
+            grid,
+            block,
+            shared,
+            arguments,
+            pdl,
+            cluster,
+            members,
+        )
         self.pdl, self.cluster = pdl, cluster
         self.stream = stream  # a graph may run it on another one
         self.machine, self.pe = stream.machine, stream.pe
+        self.members = members or self.machine.members[self.pe]
         self.name, self.function = name, function
         self.grid, self.block = Dim3(*grid), Dim3(*block)
+        self.is_sized = function.__dict__.get("__is_sized__", False)
         self.arguments = list(map(self._argument, arguments, parameters))
         named = zip(parameters, self.arguments, strict=True)
         self.arrays = {name: a for name, a in named if isinstance(a, np.ndarray)}
@@ -295,8 +332,8 @@ class Launch:
 
     def _seen(self, array):
         """`array` as a kernel sees it: device memory, whose accesses may be checked."""
-        races = self.machine.races
-        return device_view(array) if races is None else races.tracked(array)
+        races, view = self.machine.races, device_view(array, self.is_sized)
+        return view if races is None else races.tracked(view)
 
     def _shared(self, array):
         """Likewise, shared memory, whose stores are noted if the asynchronous proxy may read it."""
@@ -310,6 +347,8 @@ class Launch:
 
     def _argument(self, value, name):
         """A launch argument as the kernel sees it."""
+        if isinstance(value, ArgHint):
+            value = value.value
         if isinstance(value, (np.ndarray, Multicast)):
             memory = value.local if isinstance(value, Multicast) else value
             self.machine.refuse_freed(self.pe, memory, f"kernel {self.name} is launched with")
@@ -317,13 +356,15 @@ class Launch:
             return self._seen(value)
         if isinstance(value, Multicast):
             return value
+        if isinstance(value, np.void):
+            return self._seen(_memory_of(value))[0]
         if isinstance(value, np.generic):
-            return from_scalar(value)
+            return sized(value) if self.is_sized else from_scalar(value)
         if isinstance(value, tuple):
             elements = [self._argument(v, name) for v in value]
             return type(value)(*elements) if hasattr(value, "_fields") else tuple(elements)
         if isinstance(value, (bool, int, float, complex, enum.Enum)) or value is None:
-            return value
+            return number(value)
         if hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__"):
             return self._argument(as_array(f"kernel {self.name}", name, value, np), name)
         raise TypeError(

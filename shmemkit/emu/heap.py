@@ -3,6 +3,9 @@
 Every PE allocates and frees in the same order, so each keeps its own list of allocations and all lists agree;
 an address of one PE becomes another's by adding the distance of their heaps.
 
+A *slab* is a part of the heap that a group of PEs allocates from by itself. Its PEs agree among themselves
+alone.
+
 Freed memory is given out again only where there is no room elsewhere, so that a late use of it is known as
 one.
 """
@@ -16,6 +19,8 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+
+from shmemkit.support.settings import n_bytes
 
 from .device_arrays import address
 
@@ -32,12 +37,7 @@ def heap_size(default=DEFAULT_SIZE):
     text = os.environ.get("NVSHMEM_SYMMETRIC_SIZE", "").strip()
     if not text:
         return default
-    digits = text.rstrip("kKmMgGtTbBiI")
-    scale = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-    try:
-        size = int(float(digits) * scale[text[len(digits) :].upper()[:1]])
-    except (KeyError, ValueError, OverflowError):
-        size = 0
+    size = n_bytes(text)
     if size < 1:
         raise ValueError(
             f"NVSHMEM_SYMMETRIC_SIZE is {text!r}; it must be a number of bytes, with K, M or G, such as 512M"
@@ -77,7 +77,34 @@ class Allocation:
         self.name = self.dtype = self.empty = self.freed = None
 
 
+class Slab:
+    """Bytes `offset` to `end` of the heap: a group's, or the whole heap. From `top` on, no memory of it was
+    ever given out."""
+
+    __slots__ = ("offset", "size", "end", "top", "slabs", "full")
+
+    def __init__(self, offset, size, full):
+        self.offset, self.size, self.end, self.top = offset, size, offset + size, offset
+        self.slabs = []  # that lie in it
+        self.full = full  # (bytes asked for, in use, of how many, needed) -> what a report says
+
+
 _offset = operator.attrgetter("offset")
+
+
+def _heap_is_full(n_bytes, used, size, needed):
+    return (
+        f"the symmetric heap is full: {n_bytes} bytes are asked for, and {used} of {size} are in "
+        f"use on each rank. Set NVSHMEM_SYMMETRIC_SIZE, now {size}, to {needed} or more"
+    )
+
+
+def _is_of(allocation, slab):
+    """Whether it lies in `slab`, and not in one that lies in that."""
+    offset = allocation.offset
+    if not slab.offset <= offset < slab.end:
+        return False
+    return not any(inner.offset <= offset < inner.end for inner in slab.slabs)
 
 
 def _give_pages_back(at, n_bytes):
@@ -98,39 +125,60 @@ class Heap:
         self.allocations = []  # by offset
         self.reserve = None  # (first, n_bytes): have this part of `memory`, or raise MemoryError
         self.freed = deque()  # those that were freed, whose memory nobody has got since; the oldest first
-        self.top = 0  # from here on, no memory was ever given out
+        self.whole = Slab(0, self.size, _heap_is_full)
 
-    def allocate(self, n_bytes):
-        """-> uint8 array of this PE. MemoryError when no gap is large enough."""
+    def allocate(self, n_bytes, slab=None):
+        """-> uint8 array of this PE, in `slab` (default: the whole heap). MemoryError when no gap is large
+        enough."""
+        slab = slab or self.whole
         need = -(-max(n_bytes, 1) // ALIGNMENT) * ALIGNMENT
-        start = self._room(n_bytes, need)
-        begin = self.pe * self.size + start
-        if self.reserve is not None:
-            self.reserve(begin, need)
+        start = self._take(n_bytes, need, slab)
         bisect.insort(self.allocations, Allocation(start, need), key=_offset)
-        self.top = max(self.top, start + need)
+        begin = self.pe * self.size + start
         # In two steps: an empty slice would begin where `memory` does.
         return self.memory[begin : begin + need][:n_bytes]
 
-    def _room(self, n_bytes, need):
-        """Where there are `need` bytes: new ones, else between what is in use and what was freed, else freed
+    def new_slab(self, n_bytes, slab, full):
+        """-> a Slab of `n_bytes` in `slab`; ``full(bytes asked for, in use, size, needed)`` says how it can
+        be larger. MemoryError as of ``allocate``."""
+        need = -(-n_bytes // ALIGNMENT) * ALIGNMENT
+        made = Slab(self._take(n_bytes, need, slab), need, full)
+        slab.slabs.append(made)
+        return made
+
+    def free_slab(self, made, slab):
+        """Give back what ``new_slab`` has taken from `slab`, and all that was allocated of it."""
+        slab.slabs.remove(made)
+        for those in self.allocations, self.freed:
+            for a in [a for a in those if made.offset <= a.offset < made.end]:
+                those.remove(a)
+        self.freed.append(Allocation(made.offset, made.size))
+
+    def _take(self, n_bytes, need, slab):
+        start = self._room(n_bytes, need, slab)
+        if self.reserve is not None:
+            self.reserve(self.pe * self.size + start, need)
+        slab.top = max(slab.top, start + need)
+        return start
+
+    def _room(self, n_bytes, need, slab):
+        """Where `slab` has `need` bytes: new ones, else between what is in use and what was freed, else freed
         ones, the oldest first."""
-        if self.size - self.top >= need:
-            return self.top
+        if slab.end - slab.top >= need:
+            return slab.top
+        used = [*slab.slabs, *(a for a in self.allocations if _is_of(a, slab))]
+        freed = [a for a in self.freed if _is_of(a, slab)]
         while True:
-            start = 0
-            for a in sorted([*self.allocations, *self.freed, Allocation(self.size, 0)], key=_offset):
+            start = slab.offset
+            for a in sorted([*used, *freed, Allocation(slab.end, 0)], key=_offset):
                 if a.offset - start >= need:
                     return start
                 start = a.offset + a.size
-            if not self.freed:
+            if not freed:
                 break
-            self.freed.popleft()
-        used = sum(a.size for a in self.allocations)
-        raise MemoryError(
-            f"the symmetric heap is full: {n_bytes} bytes are asked for, and {used} of {self.size} are in "
-            f"use on each rank. Set NVSHMEM_SYMMETRIC_SIZE, now {self.size}, to {used + need} or more"
-        )
+            self.freed.remove(freed.pop(0))
+        in_use = sum(a.size for a in used)
+        raise MemoryError(slab.full(n_bytes, in_use, slab.size, in_use + need))
 
     def find(self, array):
         """The allocation that holds `array` (of this PE), or None."""

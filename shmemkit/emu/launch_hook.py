@@ -5,19 +5,24 @@ functions of ``numba.cuda`` that scripts use besides kernels (streams, events, d
 as long.
 """
 
+import contextlib
 import inspect
 
 import numpy as np
 from numba import cuda
 
+from shmemkit.compiler import type_check
 from shmemkit.compiler.numba_internals import CUDADispatcher, normalize_kernel_dimensions
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.settings import integer, shown
 
+from . import signatures, ufuncs
 from .grid import Launch
+from .stand_in_modules import not_served
 from .stream import Event, Stream, default_stream, find
 from .thread import Thread
 from .translation import rebind, use_device_modules
+from .ufuncs import DeviceArray, as_device_array, is_device_array
 from .workers import running
 
 MAX_THREADS_PER_BLOCK = 1024
@@ -27,10 +32,10 @@ _replaced = []
 
 class Configured:
     """`kernel[grid, block, stream, shared]`; `pdl` as in ``shmemkit.bind``, `cluster` a number of blocks
-    along x."""
+    along x, `members` as of a ``Launch``."""
 
-    def __init__(self, kernel, grid, block, stream=0, shared=0, pdl=False, cluster=1):
-        self.kernel, self.pdl, self.cluster = kernel, pdl, cluster
+    def __init__(self, kernel, grid, block, stream=0, shared=0, pdl=False, cluster=1, members=None):
+        self.kernel, self.pdl, self.cluster, self.members = kernel, pdl, cluster, members
         self.grid, self.block = normalize_kernel_dimensions(grid, block)
         n_threads = int(np.prod(self.block))
         if not 0 < n_threads <= MAX_THREADS_PER_BLOCK or min(self.grid) < 1:
@@ -59,6 +64,7 @@ class Configured:
                 f"kernel {function.__name__}: {len(arguments)} arguments are given; it takes "
                 f"{len(parameters)}: {', '.join(parameters)}"
             )
+        type_check.check(self.kernel, arguments)
         launch = Launch(
             self.stream,
             function.__name__,
@@ -67,9 +73,10 @@ class Configured:
             self.grid,
             self.block,
             self.shared,
-            arguments,
+            signatures.converted(self.kernel, arguments),
             self.pdl,
             self.cluster,
+            self.members,
         )
         self.stream.enqueue(launch)
 
@@ -98,19 +105,6 @@ class ForAll:
     def __call__(self, *arguments):
         if self.n > 0:
             self.configure()(*arguments)
-
-
-class DeviceArray(np.ndarray):
-    """What cuda.to_device and cuda.device_array return: a NumPy array with Numba's methods."""
-
-    def copy_to_host(self, ary=None, stream=0):
-        if ary is None:
-            return np.array(self)
-        ary[...] = self
-        return ary
-
-    def copy_to_device(self, ary, stream=0):
-        self[...] = ary
 
 
 def _to_device(obj, stream=0, copy=True, to=None):
@@ -144,6 +138,12 @@ def _mapped_array_like(ary, stream=0, portable=False, wc=False):
     return _device_array_like(ary)
 
 
+def _mapped(arrays):
+    """Of the same memory."""
+    views = [array.view(DeviceArray) for array in arrays]
+    return views[0] if len(views) == 1 else views
+
+
 def _new_stream(*_, **__):
     default = default_stream()
     return Stream(default.machine, default.pe)
@@ -152,6 +152,21 @@ def _new_stream(*_, **__):
 def _synchronize():
     default = default_stream()
     default.machine.synchronize(default.pe)
+
+
+_OF_COMPILED_CODE = "inspect_asm inspect_llvm inspect_lto_ptx inspect_sass inspect_types".split()
+_OF_COMPILED_CODE = [name for name in _OF_COMPILED_CODE if hasattr(CUDADispatcher, name)]
+_OF_DEVICES = (
+    "close current_context detect get_current_device list_devices open_ipc_array profile_start profile_stop "
+    "profiling select_device"
+).split()
+
+
+def _refuse(name):
+    def refuse(*_, **__):
+        raise not_served(name, "docs/numba.md has a table of what is")
+
+    return refuse
 
 
 def install(device_modules):
@@ -167,13 +182,14 @@ def install(device_modules):
     def call(kernel, *args, **kwargs):
         """A device function that a kernel reached through a module or a tuple, which rebind does not look
         into."""
-        if isinstance(running(), Thread):
-            return rebind(kernel.py_func)(*args, **kwargs)
+        thread = running()
+        if isinstance(thread, Thread):
+            return rebind(kernel.py_func, thread.block.launch.is_sized)(*args, **kwargs)
         return unconfigured(kernel, *args, **kwargs)
 
     replace(CUDADispatcher, "__call__", call)
-    for name in ("compile", "compile_device", "disable_compile"):  # @cuda.jit(signature): nothing is compiled
-        replace(CUDADispatcher, name, lambda kernel, *_, **__: None)
+    for owner, name, function in signatures.NOT_COMPILED + ufuncs.CALLING:
+        replace(owner, name, function)
     replace(CUDADispatcher, "configure", lambda kernel, *args: Configured(kernel, *args))
     replace(CUDADispatcher, "__getitem__", _configure)
     replace(
@@ -181,6 +197,11 @@ def install(device_modules):
         "forall",
         lambda kernel, n, tpb=0, stream=0, sharedmem=0: ForAll(kernel, n, tpb or 128, stream, sharedmem),
     )
+    replace(CUDADispatcher, "specialize", lambda kernel, *_: kernel)
+    for name in _OF_COMPILED_CODE:
+        replace(CUDADispatcher, name, _refuse(f"{name} of a kernel"))
+    for name in _OF_DEVICES if n_gpus() == 0 else ():
+        replace(cuda, name, _refuse(f"cuda.{name}"))
     replace(cuda, "stream", _new_stream)
     replace(cuda, "default_stream", default_stream)
     replace(cuda, "legacy_default_stream", default_stream)
@@ -197,6 +218,13 @@ def install(device_modules):
     replace(cuda, "mapped_array", _mapped_array)
     replace(cuda, "mapped_array_like", _mapped_array_like)
     replace(cuda, "managed_array", _managed_array)
+    replace(cuda, "as_cuda_array", as_device_array)
+    replace(cuda, "is_cuda_array", is_device_array)
+    replace(cuda, "pinned", lambda *arrays: contextlib.nullcontext())
+    replace(cuda, "mapped", lambda *arrays, **_: contextlib.nullcontext(_mapped(arrays)))
+    replace(cuda, "defer_cleanup", contextlib.nullcontext)
+    for name in ("is_float16_supported", "is_bfloat16_supported"):
+        replace(cuda, name, lambda: True)
 
 
 def uninstall():

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from shmemkit.support.progress import showing
-from shmemkit.support.settings import shown
 
 from .clocked_threads import CheckedBlock
 from .collective_calls import SLOT, SLOTS, Calls
@@ -20,13 +19,12 @@ from .gpu_model import gpu_of
 from .grid import Block
 from .heap import Heap
 from .last_writers import Writers
+from .members import N_TEAMS, Members
 from .network import Network
 from .races import Races
 from .report import deadlock, use_after_free
 from .scheduler import Scheduler
 from .shadow_arrays import untracked
-
-TEAM_WORLD, TEAM_SHARED, TEAM_NODE, TEAM_SAME_MYPE_NODE = range(4)
 
 
 class Machine:
@@ -68,10 +66,12 @@ class Machine:
             weakref.WeakValueDictionary()
         )  # by address of a place (``device/packets/lamport.py``): by whom
         self.heaps = {pe: Heap(memory, n_pes, pe) for pe in self.local_pes}
-        for heap in self.heaps.values():
-            self.collectives.add_pe(heap)
         table = np.zeros((n_pes, SLOTS), SLOT) if calls is None else calls
-        self.calls = {pe: Calls(table, pe) for pe in self.local_pes}
+        self.members = {}  # PE -> those of the World
+        for pe, heap in self.heaps.items():
+            arrivals = heap.allocate(N_TEAMS * n_pes * 8).view(np.uint64).reshape(N_TEAMS, n_pes)
+            self.members[pe] = Members(range(n_pes), pe, local_size, arrivals, Calls(table, pe), ())
+        self.groups = {}  # key -> Members, of one of this process's PEs, of a group
         self.streams = {pe: [] for pe in self.local_pes}
         self.defaults, self.current = {}, {}  # PE -> its default stream, and CuPy's current one
         self.ended = set()  # PEs whose host program has returned
@@ -81,13 +81,11 @@ class Machine:
 
     def peer(self, block, array, pe):
         """Symmetric `array` of the block's PE, on `pe`."""
-        if isinstance(pe, (float, np.floating)):
-            raise TypeError(f"a rank is {shown(pe)}; it must be an integer")
         views = block.launch.peers.get(id(array))
         if views is None:  # a slice made in the kernel
-            return self._on(block.pe, array, int(pe))
+            return self._on(block.pe, array, pe)
         if pe not in views:
-            views[pe] = self._on(block.pe, array, int(pe))
+            views[pe] = self._on(block.pe, array, pe)
         return views[pe]
 
     def _on(self, me, array, pe):
@@ -109,19 +107,11 @@ class Machine:
         if scheduler.waiters or scheduler.choice is not None:
             scheduler.wake(key)
 
-    def team(self, pe, team):
-        """The world PE numbers of the members of `team`, as `pe` sees it."""
-        first = pe // self.local_size * self.local_size
-        if team == TEAM_WORLD:
-            return list(range(self.n_pes))
-        if team in (TEAM_SHARED, TEAM_NODE):
-            return list(range(first, min(first + self.local_size, self.n_pes)))
-        if team == TEAM_SAME_MYPE_NODE:
-            return list(range(pe % self.local_size, self.n_pes, self.local_size))
-        raise NotImplementedError(
-            f"team is {team!r}; on the emulator it must be TEAM_WORLD (0), TEAM_SHARED (1), TEAM_NODE (2) or "
-            "TEAM_SAME_MYPE_NODE (3)"
-        )
+    def set_local_size(self, local_size):
+        """From now on this many consecutive PEs share a node."""
+        self.local_size = local_size
+        for members in self.members.values():
+            members.local_size = local_size
 
     def under_way(self):
         """What kernels do at the moment, in a line. (For another thread: nothing here changes anything.)"""
@@ -132,7 +122,7 @@ class Machine:
         ours = first.function.__module__.startswith(
             ("shmemkit.collectives.", "shmemkit.gemm.", "shmemkit.moe.")
         )
-        name = self.calls[first.pe].last if ours else first.name
+        name = first.members.calls.last if ours else first.name
         ended, n_blocks = sum(la.ended for la in launches), sum(la.n_blocks for la in launches)
         return f"{name}: {ended} of {n_blocks} blocks ended, {self.scheduler.progress:,} steps"
 
@@ -201,5 +191,6 @@ class Machine:
         return missed or self.deadlock_error(deadlock(self))
 
     def deadlock_error(self, report):
-        calls = self.calls[self.local_pes[0]].missing()
+        all_members = [self.members[self.local_pes[0]], *self.groups.values()]
+        calls = [line for members in all_members for line in members.calls.missing()]
         return DeadlockError("\n".join(["deadlock: no rank can go on", *calls, report]))

@@ -82,7 +82,7 @@ def view(thread, team, array):
         raise ValueError(
             f"get_multicast_array(): team {team} has ranks {pes}; it must have those of a node, {node}"
         )
-    thread.peer(array, thread.pe)  # it is symmetric
+    thread.peer(array, thread.rank)  # it is symmetric
     return Multicast(untracked(array))
 
 

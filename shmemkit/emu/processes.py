@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from shmemkit.support import timeouts
-from shmemkit.support.agreement import ranks_text
+from shmemkit.support.agreement import of_group, ranks_text
 from shmemkit.support.call_site import Call
 from shmemkit.support.command_line import say
 from shmemkit.support.notebook import shell, watch_cells
@@ -83,6 +83,22 @@ def _identity(file):
     return status.st_dev, status.st_ino
 
 
+class Meeting:
+    """A barrier of the host programs of `ranks`, in memory that all of them see.
+
+    comm     theirs
+    arrived  int64: how often each of them has come
+    met      int64 (1,): how often all have
+    """
+
+    def __init__(self, comm, ranks, arrived, met):
+        self.comm, self.ranks, self.arrived, self.met = comm, ranks, arrived, met
+        self.rank = comm.Get_rank()
+
+    def late(self, target):
+        return sorted(self.ranks[k] for k in np.flatnonzero(self.arrived < target))
+
+
 class Processes:
     """The shared memory and the words of `comm`, an mpi4py communicator whose ranks share a host."""
 
@@ -100,8 +116,9 @@ class Processes:
             raise too_large(os.fstat(file.fileno()).st_size) from None
         self.front = front
         table = everything[: words * 8].view(np.int64)
-        self.changes, self.state, self.arrived, self.reported = table[: 4 * self.n].reshape(4, self.n)
-        self.failed, self.met = table[4 * self.n :].reshape(2, 1)
+        self.changes, self.state, arrived, self.reported = table[: 4 * self.n].reshape(4, self.n)
+        self.failed, met = table[4 * self.n :].reshape(2, 1)
+        self.all = Meeting(comm, range(self.n), arrived, met)
         self.reports = everything[words * 8 : causes].reshape(self.n, REPORT_BYTES)
         self.causes = everything[causes:calls].reshape(self.n, CAUSE_BYTES)  # why it failed
         self.calls = everything[calls:][: self.n * SLOTS * SLOT.itemsize].view(SLOT).reshape(self.n, SLOTS)
@@ -230,14 +247,15 @@ class Processes:
         if failed < 0:
             return
         text, *timeout = json.loads(_text(self.causes[failed]))
+        shown_by = failed
         if timeout:  # these are the same for all
-            call, missing = timeout
+            call, missing, shown_by = timeout
             text = text.partition(": ")[2]
             text += f"; rank {self.rank} came too late" if self.rank in missing else ""
             error: Any = timeouts.RankTimeout(f"{text}{_go_on()}", self.rank, call, missing)
         else:
             error = EmulatorError(f"rank {failed} has failed: {text}{_go_on()}")
-        error.shown_by = failed
+        error.shown_by = shown_by
         raise error
 
     def idle(self):
@@ -286,56 +304,59 @@ class Processes:
             say(f"{text}:\n{explain(self.machine)}")
         return True
 
-    def allgather(self, value, call):
-        """-> the `value` of every rank. A barrier of all host programs; kernels of this process go on
-        meanwhile. `call` is what this one calls."""
+    def allgather(self, value, call, meeting=None):
+        """-> the `value` of every rank of `meeting` (default: all). A barrier of their host programs; kernels
+        of this process go on meanwhile. `call` is what this one calls."""
+        meeting = meeting or self.all
         self.check()
         try:
-            self.barrier(call)
+            self.barrier(call, meeting)
         except BaseException:  # one of them has failed, or the host program was interrupted
-            if self.met[0] >= self.arrived[self.rank]:  # too late: the others do not know of it yet
-                self.comm.allgather(value)
+            if meeting.met[0] >= meeting.arrived[meeting.rank]:  # too late: the others do not know of it yet
+                meeting.comm.allgather(value)
             raise
-        return self.comm.allgather(value)
+        return meeting.comm.allgather(value)
 
-    def barrier(self, call):
-        """A barrier of all host programs."""
+    def barrier(self, call, meeting=None):
+        """A barrier of the host programs of `meeting` (default: all)."""
+        meeting = meeting or self.all
         self.check()
-        self.arrived[self.rank] += 1
-        target = self.arrived[self.rank].item()
+        meeting.arrived[meeting.rank] += 1
+        target = meeting.arrived[meeting.rank].item()
         start, limit = time.monotonic(), timeouts.default()
 
         def all_are_there():
-            if self.met[0] >= target:
+            if meeting.met[0] >= target:
                 return True
-            if min(self.arrived.tolist()) >= target:
+            if min(meeting.arrived.tolist()) >= target:
                 with self.lock:
                     if not self.failed[0]:
-                        self.met[0] = target
-                return self.met[0] >= target
+                        meeting.met[0] = target
+                return meeting.met[0] >= target
             if limit is not None and time.monotonic() - start > limit:
-                raise self._timeout(target, call, limit)
+                raise self._timeout(meeting, target, call, limit)
             return False
 
         self.machine.wait_on_host(
             self.rank,
             all_are_there,
             None,
-            lambda: self._late(target, call),
+            lambda: self._late(meeting, target, call),
             can_go_on=False,
         )
 
-    def _timeout(self, target, call, limit):
-        missing = np.flatnonzero(self.arrived < target).tolist()
-        there = [r for r in range(self.n) if r not in missing]
-        text = timeouts.missing_text(call, missing, there, limit)
+    def _timeout(self, meeting, target, call, limit):
+        missing = meeting.late(target)
+        there = sorted(r for r in meeting.ranks if r not in missing)
+        text = timeouts.missing_text(call, missing, there, limit) + of_group(meeting.ranks, self.n)
         error: Any = timeouts.RankTimeout(f"{text}{_go_on()}", self.rank, call, missing)
         error.shown_by = there[0]
         return error
 
-    def _late(self, target, call):
-        late = np.flatnonzero(self.arrived < target).tolist()
-        return f"{ranks_text(late)} to call {Call(call)}, too"
+    def _late(self, meeting, target, call):
+        return (
+            f"{ranks_text(meeting.late(target))} to call {Call(call)}, too{of_group(meeting.ranks, self.n)}"
+        )
 
     def deadlock(self):
         """Put the reports of all stuck ranks together."""
@@ -370,9 +391,11 @@ def _go_on():
 
 
 def _cause(error):
-    """`error` in one line, and of a RankTimeout the call and who is missing, as JSON."""
+    """`error` in one line, and of a RankTimeout the call, who is missing and who shows it, as JSON."""
     text = f"{type(error).__name__}: {error}".partition("\n")[0].partition(GO_ON)[0][:500]
-    more = [error.call, error.missing] if isinstance(error, timeouts.RankTimeout) else []
+    more = []
+    if isinstance(error, timeouts.RankTimeout):
+        more = [error.call, error.missing, getattr(error, "shown_by", None)]
     return json.dumps([text.rstrip(": "), *more])
 
 

@@ -28,7 +28,7 @@ from shmemkit.support.arrays import is_tensor
 from shmemkit.support.settings import switch
 
 from . import report
-from .device_arrays import address, device_view
+from .device_arrays import DeviceView, address, device_view
 from .errors import RaceError, UninitializedReadError
 from .heap import EMPTY
 from .race_report import describe, line_of
@@ -107,9 +107,9 @@ class Races:
     def tracked(self, array):
         """`array` with the record of its accesses."""
         if array.size == 0:
-            return device_view(array)
+            return _seen(array)
         region = self.region_of(array) if self.is_symmetric(array) else self._of_owner(array)
-        return device_view(array) if region is None else tracked(array, region)
+        return _seen(array) if region is None else tracked(array, region)
 
     def region_of(self, array):
         """The Region of the symmetric memory of `array`; None for other memory."""
@@ -501,11 +501,12 @@ class Races:
         self.hosts[pe] = joined(self.hosts[pe], clock)
         self.shorten(self.hosts[pe])
 
-    def hosts_met(self):
-        """All host programs have met."""
-        clock = joined(*self.hosts.values())
-        forget_superseded(clock, self.kernel_of_block, self.live)
-        for pe in self.hosts:
+    def hosts_met(self, pes):
+        """The host programs of `pes` have met."""
+        clock = joined(*(self.hosts[pe] for pe in pes))
+        if len(pes) == len(self.hosts):
+            forget_superseded(clock, self.kernel_of_block, self.live)
+        for pe in pes:
             self.hosts[pe] = clock
 
     def forget(self):
@@ -604,3 +605,7 @@ def _reaches(thread, pe, block, released, acquired):
     if pe != thread.pe:
         return released == acquired == "sys"
     return block == thread.block.key or (released != "block" and acquired != "block")
+
+
+def _seen(array):
+    return array if isinstance(array, DeviceView) else device_view(array)

@@ -190,7 +190,9 @@ def deadlock(machine):
             for (why, line), together in _by_reason(threads).items():
                 ours = str(block.launch.function.__module__).startswith("shmemkit.")
                 most = 1 if ours else MOST_ALIKE
-                groups[block.launch.name, threads_shown(together), why, line, most].append(
+                launch = block.launch
+                kernel = launch.name + launch.members.of
+                groups[kernel, threads_shown(together), why, line, most].append(
                     numbered(block.blockIdx, block.gridDim)
                 )
         for (kernel, threads, why, line, most), blocks in groups.items():

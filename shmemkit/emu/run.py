@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from shmemkit.support.agreement import ranks_text
+from shmemkit.support.agreement import of_group, ranks_text
 from shmemkit.support.call_site import Call
 from shmemkit.support.host_program import HostProgram
 from shmemkit.support.progress import showing
@@ -82,7 +82,11 @@ class Program:
         self.inside, self.grad = self, torch is None or torch.is_grad_enabled()
         self.hosts = [Host(self, pe) for pe in machine.local_pes]
         self.running = len(self.hosts)
-        self.rendezvous = Rendezvous(machine.scheduler, lambda: len(self.hosts), "a host collective")
+        self.rendezvous = self.meeting_of(len(self.hosts))
+
+    def meeting_of(self, n):
+        """-> the Rendezvous of `n` of them"""
+        return Rendezvous(self.machine.scheduler, lambda: n, "a host collective")
 
     def enter(self, who):
         """`who`, a Host or this Program at the end, goes on, with PyTorch's grad mode as it left it: that is
@@ -136,11 +140,14 @@ class Program:
 
 
 class LocalComm:
-    """The part of an mpi4py communicator that host programs of one process need."""
+    """The part of an mpi4py communicator that host programs of one process need. Rank k is PE ``pes[k]``; all
+    of them join `rendezvous`."""
 
-    def __init__(self, host):
+    def __init__(self, host, pes=None, rendezvous=None):
         self._host = host
-        self.rank, self.size = host.pe, host.program.machine.n_pes
+        self._pes = range(host.program.machine.n_pes) if pes is None else pes
+        self._rendezvous = rendezvous or host.program.rendezvous
+        self.rank, self.size = self._pes.index(host.pe), len(self._pes)
 
     def Get_rank(self):
         return self.rank
@@ -150,21 +157,42 @@ class LocalComm:
 
     def allgather(self, value, call="allgather"):
         machine = self._host.program.machine
-        call, rendezvous = Call(call), self._host.program.rendezvous
+        call, rendezvous = Call(call), self._rendezvous
 
         def why():
-            late = [pe for pe in range(self.size) if pe not in {pe for pe, _ in rendezvous.round.values}]
-            return f"{ranks_text(late)} to call {call}, too"
+            late = sorted(set(self._pes) - {pe for pe, _ in rendezvous.round.values})
+            return f"{ranks_text(late)} to call {call}, too{of_group(self._pes, machine.n_pes)}"
 
-        with machine.host_waits_for(self.rank, why):
+        with machine.host_waits_for(self._host.pe, why):
             values = rendezvous.join(self._host, value, self._met)
-        return [values[pe] for pe in range(self.size)]
+        return [values[pe] for pe in self._pes]
 
     def _met(self, values):
         races = self._host.program.machine.races
         if races is not None:
-            races.hosts_met()
+            races.hosts_met(self._pes)
         return values
+
+    def Split(self, color, key=0):
+        """-> the LocalComm of the ranks with this `color`, in the order of `key` and rank."""
+        program = self._host.program
+
+        def split(values):
+            self._met(values)
+            comms, colors = {}, {}
+            for pe in self._pes:
+                colors.setdefault(values[pe][0], []).append(pe)
+            for members in colors.values():
+                members.sort(key=lambda pe: values[pe][1])  # ranks in order where the keys are equal
+                comms.update(dict.fromkeys(members, (members, program.meeting_of(len(members)))))
+            return comms
+
+        with program.machine.host_waits_for(self._host.pe, lambda: "others to call Split(), too"):
+            comms = self._rendezvous.join(self._host, (color, key), split)
+        return LocalComm(self._host, *comms[self._host.pe])
+
+    def Free(self):
+        pass
 
     def bcast(self, value=None, root=0):
         return self.allgather(value, "bcast")[root]

@@ -14,7 +14,7 @@ import zlib
 
 import numpy as np
 
-from .device_arrays import DeviceView, address, device_view
+from .device_arrays import DeviceView, Record, RecordArray, SizedArray, address, device_view, loaded
 from .report import is_kernel_code
 from .vector_clock import Moment
 from .workers import current
@@ -329,6 +329,7 @@ class Tracked(DeviceView):
         return _tracked(plain, self.region, self.first + start * self.strides[0])
 
     def _set(self, index, value, frame):
+        value = loaded(value)
         at = self._cell(index)
         if at is not None:
             self._store(index, value)
@@ -508,6 +509,48 @@ class TrackedVector(Tracked):
         region.writes[at] = moment, frame.f_code, frame.f_lasti
 
 
+class TrackedRecords(Tracked):
+    """Elements of a structured dtype: an access is one of a field."""
+
+    __slots__ = ("fields",)
+
+    def __getitem__(self, index):
+        if isinstance(index, str):
+            return self.field(index)
+        value = self.plain[index]
+        return self._part(index, value) if isinstance(value, np.ndarray) else Record(self, index)
+
+    _get = None  # a record that is named is not read
+
+    def __getattr__(self, name):
+        if name in (self.dtype.names or ()):
+            return self.field(name)
+        raise AttributeError(f"an array of records of {self.dtype} has no attribute {name!r}")
+
+    def field(self, name):
+        """That part of each record."""
+        try:
+            known = self.fields
+        except AttributeError:
+            known = self.fields = {}
+        if name not in known:
+            plain = self.plain.field(name)
+            self.region.refine(math.gcd(plain.itemsize, address(plain) - self.region.base, *plain.strides))
+            known[name] = tracked(plain, self.region)
+        return known[name]
+
+    def field_of(self, name, index, frame):
+        part = self.field(name)
+        return part[index] if isinstance(part, TrackedRecords) else part._get(index, frame)
+
+    def set_field_of(self, name, index, value, frame):
+        self.field(name)._set(index, value, frame)
+
+    def whole(self, index):
+        self._all("read", index)
+        return self.plain.whole(index)
+
+
 def tracked(array, region):
     """`array`, which lies in `region`, as a kernel sees it."""
     plain = array if isinstance(array, DeviceView) else device_view(array)
@@ -515,9 +558,12 @@ def tracked(array, region):
 
 
 def _tracked(plain, region, first):
-    if plain.ndim == 1:
+    if isinstance(plain, RecordArray):
+        result = _view(plain, TrackedRecords)
+    elif plain.ndim == 1:
         result = _view(plain, TrackedVector)
-        result.take = plain.item if plain.dtype.kind in "ib" else plain.__getitem__
+        signed = plain.dtype.kind in "ib" and not isinstance(plain, SizedArray)
+        result.take = plain.item if signed else plain.__getitem__
     else:
         result = _view(plain, Tracked)
     result.plain, result.region, result.first = plain, region, first

@@ -68,7 +68,9 @@ class Thread:
         self.worker = self.why = self.looks = None
 
     # -- who and where
-    n_pes = property(lambda self: self.block.machine.n_pes)
+    members = property(lambda self: self.block.launch.members)
+    rank = property(lambda self: self.block.launch.members.rank)  # which the kernel takes me for
+    n_ranks = property(lambda self: self.block.launch.members.n)
     n_threads = property(lambda self: self.block.n_threads)
     lane = property(lambda self: self.thread_id % 32)
 
@@ -76,15 +78,15 @@ class Thread:
         """Threads of my warp: 32, or fewer in the last one."""
         return min(32, self.block.n_threads - self.thread_id // 32 * 32)
 
-    def peer(self, array, pe):
-        """Symmetric `array` on `pe` of my node, for loads and stores."""
-        machine = self.block.machine
+    def peer(self, array, rank):
+        """Symmetric `array` on `rank` of my node, for loads and stores."""
+        machine, pe = self.block.machine, self.members.pe(rank)
         there = machine.peer(self.block, array, pe)
         size = machine.local_size
-        if self.pe // size != int(pe) // size:
+        if self.pe // size != pe // size:
             raise ValueError(
-                f"rank {pe} is on another node than rank {self.pe}. Loads, stores and notify() do not reach "
-                "it; use put(), get(), put_signal() or signal_op()"
+                f"rank {rank} is on another node than rank {self.rank}. Loads, stores and notify() do not "
+                "reach it; use put(), get(), put_signal() or signal_op()"
             )
         return there
 
@@ -347,20 +349,24 @@ class Thread:
         checked."""
 
     # -- messages
-    def put(self, dst, src, pe, nbi=False, signal=None, value=0, op="set", word=False):
+    def put(self, dst, src, rank, nbi=False, signal=None, value=0, op="set", word=False):
+        pe = self.members.pe(rank)
         self.turn()
         self.block.machine.network.put(self, dst, src, pe, nbi, signal, value, op, word)
 
-    def get(self, dst, src, pe, nbi=False, word=False):
+    def get(self, dst, src, rank, nbi=False, word=False):
+        pe = self.members.pe(rank)
         self.turn()
         self.block.machine.network.get(self, dst, src, pe, nbi, word)
 
-    def signal(self, signal, value, op, pe):
+    def signal(self, signal, value, op, rank):
+        pe = self.members.pe(rank)
         self.turn()
         self.block.machine.network.signal(self, signal, value, op, pe)
 
-    def atomic_on(self, array, pe, function):
-        """array[0] = function(array[0]) on PE `pe`; nobody waits for it."""
+    def atomic_on(self, array, rank, function):
+        """array[0] = function(array[0]) on `rank`; nobody waits for it."""
+        pe = self.members.pe(rank)
         self.turn()
         self.block.machine.network.atomic(self, array, pe, function)
 
@@ -413,9 +419,9 @@ class Thread:
         self.block.effects += 1
         clusters.sync(self, sys._getframe(1))
 
-    # -- all PEs
+    # -- all ranks
     def team(self, team):
-        return self.block.machine.team(self.pe, team)
+        return self.members.team(team)
 
     def barrier(self, team, scope):
         self.quiet()

@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 from numba import cuda
 
-from shmemkit.compiler.numba_internals import decorators, vectorizers
+from shmemkit.compiler.numba_internals import decorators
 from shmemkit.emu.launch_hook import DeviceArray
 from shmemkit.emu.stand_in_modules import Served, not_served
 
@@ -76,8 +76,7 @@ def _refuse(name):
 
 
 _REFUSED = (
-    "In InOut Out Reduce current_context detect from_cuda_array_interface managed_array mapped mapped_array "
-    "mapped_array_like open_ipc_array profile_start profile_stop profiling reduce"
+    "current_context detect from_cuda_array_interface open_ipc_array profile_start profile_stop profiling"
 ).split()
 
 
@@ -104,11 +103,7 @@ def installed():
     }
     replaced.update({name: _refuse(name) for name in _REFUSED})
     changes = [(cuda, name, value) for name, value in replaced.items()]
-    changes += [
-        (decorators, "_have_nvjitlink", lambda: True),  # @cuda.jit(lto=True): nothing is linked
-        (vectorizers.CUDAVectorize, "__init__", _refuse("vectorize")),
-        (vectorizers.CUDAGUFuncVectorize, "__init__", _refuse("guvectorize")),
-    ]
+    changes.append((decorators, "_have_nvjitlink", lambda: True))  # @cuda.jit(lto=True): nothing is linked
     before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changes]
     for (owner, name, value), (_, _, known) in zip(changes, before, strict=True):
         if known is not None:  # in this version of numba-cuda

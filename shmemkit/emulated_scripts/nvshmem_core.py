@@ -7,7 +7,7 @@ import numpy as np
 
 from shmemkit.backends import nvshmem_device_names
 from shmemkit.device.enums import ComparisonType, SignalOp, SmemAmount, Teams
-from shmemkit.emu.machine import TEAM_SAME_MYPE_NODE
+from shmemkit.emu.members import TEAM_SAME_MYPE_NODE
 from shmemkit.emu.stand_in_modules import StandIn
 from shmemkit.runtime import world as worlds
 from shmemkit.support.settings import listed
@@ -136,7 +136,7 @@ def _members(team, call):
             f"nvshmem.core.{call}: team is {team!r}; on the emulator it must be "
             f"{listed(t.name for t in Teams)}"
         )
-    return world.backend.machine.team(world.rank, int(team))
+    return world.backend.members.team(int(team))
 
 
 def team_my_pe(team):

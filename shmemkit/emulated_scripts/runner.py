@@ -10,6 +10,7 @@ import time
 import types
 
 from shmemkit.backends import emulator
+from shmemkit.compiler import type_check
 from shmemkit.emu.errors import DeadlockError, EmulatorError, RaceError
 from shmemkit.emu.run import current_host, run
 from shmemkit.emu.stand_in_modules import installed
@@ -131,6 +132,7 @@ def surroundings():
     }
     main, before = sys.modules.get("__main__"), Surroundings()
     register, sleep, leave = atexit.register, time.sleep, os._exit
+    type_check.prepare()  # while cuda.bindings, which parts of numba-cuda import, is still there
     emulator._install()
     atexit.register, time.sleep = _of_process(register, _at_exit), _of_process(sleep, _give_turn)
     os._exit = _of_process(leave, _leave)

@@ -29,6 +29,7 @@ from numba import cuda
 from shmemkit.backends.streams import address_of_stream
 from shmemkit.collectives.bound_calls import Plans
 from shmemkit.device.cuda.float_storage import ELEMENTS
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.world import current
 from shmemkit.support import gpus
 from shmemkit.support.arrays import (
@@ -65,7 +66,8 @@ class Product:
 
     _who: str  # in errors
 
-    def __init__(self):
+    def __init__(self, sms):
+        self.sms = checked_sms(self._who, sms)
         self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
 
     def _enqueue(self, given, scales, shape_of, bind, activation, stream):
@@ -78,7 +80,7 @@ class Product:
         one_of(self._who, "activation", activation, ACTIVATIONS)
         given = {**given, **dict(zip(SCALES, _pair(self._who, scales), strict=True))}
         world = current()
-        gpu = gpu_of(world)
+        gpu = gpu_of(world).limited(self.sms)
         if world is None:
             stream, waits = stream_of(stream, *given.values()), False
         else:
@@ -126,6 +128,7 @@ class Gemm(Product):
             ``shmemkit.device.swizzle``. It is compiled as a device function, and the host calls it, too. The
             method decides the size of a tile. The result is the same in every order. Default: the method's
             own order
+    sms     as of `matmul`
 
     It keeps kernels by the arrays' addresses, shapes, strides and dtypes, and must live as long as its
     calls, and graphs that captured some. TypeError if `order` is not a function.
@@ -133,9 +136,9 @@ class Gemm(Product):
 
     _who = "Gemm"
 
-    def __init__(self, method: GemmMethod = "auto", order: Callable | None = None):
+    def __init__(self, method: GemmMethod = "auto", order: Callable | None = None, *, sms: int | None = None):
         one_of("Gemm", "method", method, ("auto", *METHODS))
-        super().__init__()
+        super().__init__(sms)
         self.method, self.order = method, _device_function(order)
 
     def __call__(
@@ -178,15 +181,21 @@ def bind_product(problem, gpu, method="auto", order=None):
     check(problem)
     if not problem.out.size:
         return lambda stream: None
-    if method != "auto":
-        if reason := METHODS[method].unsupported(problem, gpu):
-            raise ValueError(f"Gemm: method {method!r} cannot be used: {reason}. Use method='auto'")
-        return METHODS[method](problem, gpu, order=order)
-    for kind in METHODS.values() if problem.scales or gpu.arrays.ndarray is not np.ndarray else [Simt]:
-        if kind.unsupported(problem, gpu) is None:
-            return kind(problem, gpu, order=order)
-    reason = Sm90.unsupported(problem, gpu)
-    raise ValueError(f"Gemm: operands of {FLOAT8} need method 'sm90', which cannot be used: {reason}")
+    usual = ["sm90"] if problem.scales else ["simt"] if gpu.arrays.ndarray is np.ndarray else [*METHODS]
+    method = chosen("Gemm", METHODS, method, usual, problem, gpu)
+    return METHODS[method](problem, gpu, order=order)
+
+
+def chosen(who, methods, method, usual, problem, gpu):
+    """-> the name of the method: `method`, or if that is "auto" the first of the `usual` ones that can
+    compute the problem. ValueError if none can. methods: {name: class}"""
+    reasons = {}
+    for name in usual if method == "auto" else [method]:
+        reasons[name] = methods[name].unsupported(problem, gpu)
+        if reasons[name] is None:
+            return name
+    why = ". ".join(f"Method {name!r} cannot be used: {reason}" for name, reason in reasons.items())
+    raise ValueError(f"{who}: {why}" + (". Use method='auto'" if method != "auto" else ""))
 
 
 def matmul(
@@ -199,6 +208,7 @@ def matmul(
     scales: tuple[AnyArray, AnyArray] | None = None,
     stream: AnyStream | None = None,
     method: GemmMethod = "auto",
+    sms: int | None = None,
 ) -> ArrayT:
     """Enqueue ``out = activation(a @ b + bias)`` on this rank's GPU alone. -> out
 
@@ -211,10 +221,10 @@ def matmul(
                 kind and dtype, of float8 bfloat16
     bias        (N,), added to each row; of out's dtype, or float32 where out is bfloat16 or float16
     activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; None or "relu" for integers
-    scales      of float8: those of a, (M, ceil(K / 128)), and of b, (ceil(K / 128), ceil(N / 128)), float32,
-                strides of 0 or more: that of block i of 128 of K multiplies 128 products of a row, that of b
-                128 of K by 128 columns. Of a weight w.T they are scales.T, too. One scale for all:
-                ``numpy.broadcast_to``. See docs/float8.md
+    scales      of float8: those of a, (M, ceil(K / 128)), one for 128 of K of a row; and those of b,
+                (ceil(K / 128), ceil(N / 128)), one for 128 of K by 128 columns. float32, with strides of 0 or
+                more. Of a weight w.T, give scales.T. One scale for all: ``numpy.broadcast_to``. See
+                docs/float8.md
     stream      default: PyTorch's current one if any array is a tensor on a GPU, else the World's, or CuPy's
                 current one without a World. It is not ordered with other streams
     method      "auto", the first of these that can compute the product (on the emulator "simt"), or
@@ -223,6 +233,7 @@ def matmul(
                         are contiguous, M, N and K 1 or more, and rows of out a multiple of 16 bytes
                   sm80  mma.sync and cp.async: from 8.0 on, bfloat16 or float16, contiguous rows or columns
                   simt  ordinary arithmetic: all else
+    sms         the most multiprocessors that it uses, 1 or more; None: all that help
 
     Arrays are CuPy's (on the emulator NumPy's), PyTorch tensors, or others on this GPU that have
     __cuda_array_interface__ or DLPack. On a GPU no World is needed, on the emulator one is.
@@ -238,16 +249,16 @@ def matmul(
     TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
     """
     one_of("matmul()", "method", method, ("auto", *METHODS))
-    gemm = kept(Gemm, method)
+    gemm = kept(Gemm, method, sms)
     return gemm(a, b, out, bias=bias, activation=activation, scales=scales, stream=stream)
 
 
-def kept(kind, method):
-    """-> the Gemm, or another `kind` of Product, of that method that calls without an object use"""
-    world, key = current(), (kind, method)
+def kept(kind, method, sms):
+    """-> the Gemm, or another `kind` of Product, of that method and `sms` that calls without an object use"""
+    world, key = current(), (kind, method, checked_sms(kind._who, sms))
     found = _without_world if world is None else world.kept
     if key not in found:
-        found[key] = kind(method)
+        found[key] = kind(method, sms=sms)
     return found[key]
 
 

@@ -8,6 +8,7 @@ private arrays that it takes. So other ranks need not know how an array lies on 
 
 from numba import cuda, types
 
+from shmemkit.runtime.budget import within
 from shmemkit.runtime.launch import bind
 
 from .problem import arrays_of
@@ -20,20 +21,24 @@ THREADS = 256
 def copy_rows(to, source):
     """to[...] = source, 2-D arrays of any strides, of 16- or 32-bit words.
 
-    grid    a block for each row; any number of threads
+    grid    any number of blocks, which take a row each, and threads
     """
-    i, j = cuda.blockIdx.x, cuda.threadIdx.x
-    while j < to.shape[1]:
-        to[i, j] = source[i, j]
-        j += cuda.blockDim.x
+    i = cuda.blockIdx.x
+    while i < to.shape[0]:
+        j = cuda.threadIdx.x
+        while j < to.shape[1]:
+            to[i, j] = source[i, j]
+            j += cuda.blockDim.x
+        i += cuda.gridDim.x
 
 
-def aligned(product_of, a, b, out, rows=0):
+def aligned(product_of, a, b, out, rows=0, sms=None):
     """-> run(stream): what ``product_of(a, b, out)`` gives, where these are of any strides and addresses.
 
     a, b    (M, K) and (K, N)
     out     (M, N); if product_of is given another one, its rows may be longer
     rows    where tiles of A begin, besides rows that are a multiple of 64: at multiples of so many
+    sms     the budget of multiprocessors of the copies, or None
     """
     before, after, kept = [], [], []
 
@@ -50,13 +55,13 @@ def aligned(product_of, a, b, out, rows=0):
         if taken(by_rows):
             return array
         room, _ = room_like(by_rows)
-        before.append(copying(room, by_rows))
+        before.append(copying(room, by_rows, sms))
         return room if by_rows is array else room.T
 
     result = out
     if not taken(out) or rows_that_cannot_be_stored(out):
         room, result = room_like(out)
-        after.append(copying(out, room))
+        after.append(copying(out, room, sms))
     product = product_of(operand(a, rows), operand(b.T).T, result)
     if not kept:
         return product
@@ -70,10 +75,10 @@ def aligned(product_of, a, b, out, rows=0):
     return run
 
 
-def copying(to, source):
+def copying(to, source, sms=None):
     """-> the launch of `copy_rows` for these 2-D arrays."""
     word = f"uint{8 * to.dtype.itemsize}"
-    copy = bind(copy_rows, to.shape[0], THREADS, (to.view(word), source.view(word)))
+    copy = bind(copy_rows, within("copy", sms, to.shape[0]), THREADS, (to.view(word), source.view(word)))
     copy.forget_arrays()
     return copy
 

@@ -8,7 +8,7 @@ A and B are float8_e4m3fn, stored by rows. A scale of A is for 128 of K of a row
 columns of the result.
 
 Sums are in two levels. The tensor cores add up a block of K: their sums of float8 keep about 14 bits, and
-lose what is less. The threads then multiply these sums by both scales, and add them to float32 registers:
+drop the rest. The threads then multiply these sums by both scales, and add them to float32 registers:
 
   a warpgroup, for each slab, which is a block of K, and each part of the tile's columns (of more than 128
   there are two):
@@ -17,16 +17,16 @@ lose what is less. The threads then multiply these sums by both scales, and add 
           3. wait for the products; behind the last ones of the slab: arrive at empty of its slot
           4. multiply by the scales, and add to the second level: 128 registers of 64 x 256
 
-Tiles of 256 columns have registers for one first level. So the tensor cores have no work of this warpgroup
-during 4: they have that of the other one, which is ahead of it or behind. Narrower tiles of two parts have
-two: they start the products of both, and 4 of the left part is under those of the right one.
+Tiles of 256 columns have registers for one first level. During 4, the tensor cores have no work of this
+warpgroup, only that of the other one. Narrower tiles of two parts have two first levels: they start the
+products of both parts, and do 4 of the left part during the products of the right one.
 
-Compilers move arithmetic without bounds across a `wait`. So sums that are to be there before the next `wait`
-go through one, which waits for nothing.
+A compiler may move arithmetic past a `wait`. So sums that must be done before the next `wait` pass through
+one that waits for nothing.
 
-Scales are read a slab ahead, since nothing hides how long a load takes between two slabs.
+Scales are read a slab ahead: between two slabs, nothing would hide the time of a load.
 
-The part of a tile that is in one block of 128 columns ends at a multiple of 32: widths are such multiples.
+Tiles are as wide as WIDTHS say: so a block of 128 columns ends, in each tile, at a multiple of 32.
 """
 
 import functools
@@ -51,8 +51,8 @@ WIDTHS = (256, 192, 128, 64, 32)  # columns of a tile
 
 @inline
 def first_scales(row, expert, n, slab, scales):
-    """Where in the arrays those are for this row, that 8 below, and for two blocks of columns, from that of
-    column `n` on; the last ones for what lies behind, which is in no result."""
+    """-> where the scales are: of this row, of that 8 below, of the block of column `n`, of the next block.
+    Behind the last row or block it is the last one's, which no result takes."""
     (_, rows, row_step, slab_step), (_, blocks, expert_step, block_step, step) = scales
     of_expert, of_slab = expert * expert_step, slab * slab_step
     return (

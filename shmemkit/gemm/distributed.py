@@ -15,9 +15,10 @@ from typing import Any
 
 from shmemkit.collectives.bound_calls import Plans
 from shmemkit.collectives.method import agree_on
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import converted, keyed, unowned
+from shmemkit.support.arrays import call_on, converted, keyed, new_output, unowned, with_shape
 from shmemkit.support.settings import integer, listed, one_of, options_of
 from shmemkit.typing import Array, DType, Shape
 
@@ -34,12 +35,14 @@ class Products:
     optional              prefixes of the names of arrays that may be None
     alike                 names of arrays that have the same size and dtype on all ranks
     methods_for(n_nodes)  the methods for this number of nodes
+    _shape(*arrays)       -> the shape of the result, by the operands, which have shapes; for ``_call``
     _plan(arrays, *how)   -> run(stream): a call for these arrays, {name: array of the World's, or None}. The
                           caller keeps them alive. TypeError or ValueError for wrong arrays
 
     world   the World
     method  one of `methods`, or "auto"
     options None, or a dict of some of `options`
+    sms     the budget of multiprocessors, or None
     check   () -> {name: value}: the other arguments that must be equal on all ranks. It raises TypeError or
             ValueError, on any rank, for wrong ones
     """
@@ -48,9 +51,18 @@ class Products:
     options: dict[str, Any]
     optional: str | tuple[str, ...] = ()
     alike: tuple[str, ...]
+    sms: int | None
+    _shape: Callable[..., Shape]
     _plan: Callable[..., Callable]
 
-    def __init__(self, world: World, method: str, options: dict[str, Any] | None, check: Callable[[], dict]):
+    def __init__(
+        self,
+        world: World,
+        method: str,
+        options: dict[str, Any] | None,
+        check: Callable[[], dict],
+        sms: int | None = None,
+    ):
         name = type(self).__name__
         check_world(name, world)
         self.world, self.method = world, method
@@ -61,15 +73,29 @@ class Products:
         def checked():
             one_of(name, "method", method, (*self.methods, "auto"))
             self.options = checked_options(name, self.options, options)
-            return {**check(), "method": method, "options": self.options}
+            self.sms = checked_sms(name, sms)
+            return {**check(), "method": method, "options": self.options, "sms": self.sms}
 
         agree_on(world, name, checked)
         self._order = shared_order(world)
 
     def _part(self, kind, *args):
-        """-> kind(*args), which ``free`` frees."""
-        self._parts.append(kind(*args))
+        """-> kind(*args), within the budget, which ``free`` frees."""
+        self._parts.append(kind(*args, sms=self.sms))
         return self._parts[-1]
+
+    def _call(self, operands, out, stream, *how):
+        """Enqueue a call of `operands`, {name: array}. -> out; where None is given, a new array of the kind
+        of the first one, and of its dtype."""
+        self._check_alive()
+        world, who = self.world, type(self).__name__
+        stream, waits = call_on(world, stream, *operands.values(), out)
+        arrays: Any = {name: with_shape(who, name, array, world.xp) for name, array in operands.items()}
+        if out is None:
+            like, dtype = next(iter(operands.values())), next(iter(arrays.values())).dtype
+            out = new_output(like, self._shape(**arrays), dtype, world.xp, stream, world.backend.follow)
+        self._enqueue({**arrays, "out": out}, stream, waits, *how)
+        return out
 
     def _enqueue(self, arrays, stream, waits, *how):
         """Enqueue the call that ``_plan`` makes, on the stream that ``call_on`` returns. The call is kept by
@@ -151,14 +177,15 @@ def not_for(n_ranks, dtype, most, least=1):
     return None
 
 
-def multiprocessors_of_all(world, what, reason=None):
-    """-> the smallest number of multiprocessors of any rank, from which all ranks choose the same tiles.
-    Collective. ValueError, on all ranks, if the GPU of one has no compute capability 9.0, or one has a
+def multiprocessors_of_all(world, what, reason=None, sms=None):
+    """-> the smallest number of multiprocessors of any rank, `sms` at most, from which all choose the same
+    tiles. Collective. ValueError, on all ranks, if the GPU of one has no compute capability 9.0, or one has a
     `reason` why `what`, a name, cannot be used there."""
     major, minor = world.backend.compute_capability
     if major != 9:
-        reason = f"the GPU of rank {world.rank} has compute capability {major}.{minor}; it must be 9.0"
+        me = world.world_rank(world.rank)
+        reason = f"the GPU of rank {me} has compute capability {major}.{minor}; it must be 9.0"
     reasons, numbers = zip(*world.host_allgather((reason, world.backend.multiprocessors)), strict=True)
     if reason := next(filter(None, reasons), None):
         raise ValueError(f"{what} cannot be used here: {reason}")
-    return min(numbers)
+    return min(numbers) if sms is None else min(*numbers, sms)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shmemkit.device.cuda.float_storage import ELEMENTS
+from shmemkit.runtime.budget import within
 from shmemkit.support.arrays import address_of
 from shmemkit.support.settings import listed
 
@@ -47,12 +48,23 @@ def not_of_tensor_cores(problem, dtypes=HALVES):
 
 
 class Gpu(NamedTuple):
-    """Where it is computed. `arrays` is CuPy, or on the emulator NumPy."""
+    """Where it is computed. `arrays` is CuPy, or on the emulator NumPy. With a budget, `sms`, products use so
+    many multiprocessors at most."""
 
     compute_capability: tuple
     multiprocessors: int
     shared_bytes: int  # that a block may have
     arrays: Any
+    sms: int | None = None
+
+    def limited(self, sms):
+        """-> the same, within a budget; None: none"""
+        most = self.multiprocessors
+        return self if sms is None else self._replace(multiprocessors=min(most, sms), sms=sms)
+
+    def blocks(self, wanted):
+        """-> the blocks of a launch, of as many as are wanted"""
+        return within("product", self.sms, wanted)
 
     @property
     def capability(self):

@@ -158,28 +158,31 @@ def simt_kernel(dtype, out_dtype, a_by_k, b_by_k, bias_dtype=None, activation=No
         mine_of_a = span(a_slab, (cuda.threadIdx.x >> 4) * FOUR_ROWS, DEPTH * PART)
         mine_of_b = span(b_slab, (cuda.threadIdx.x & 15) * FOUR_ROWS, DEPTH * PART)
         m, n, depth = out.shape[0], out.shape[1], a.shape[1]
-        i, j = order(cuda.blockIdx.x, (m + TILE - 1) >> 6, (n + TILE - 1) >> 6)
-        row0, column0 = i * TILE, j * TILE
+        n_m, n_n, turn = (m + TILE - 1) >> 6, (n + TILE - 1) >> 6, cuda.blockIdx.x
         row, column = (cuda.threadIdx.x >> 4) * PART, (cuda.threadIdx.x & 15) * PART
-        acc = zeros()
-        k0 = 0
-        while k0 < depth:
-            for i in range(rounds):
-                at, k = my_place(a_by_k, i)
-                x = zero
-                if row0 + at < m and k0 + k < depth:
-                    x = shared_type(widen(a[row0 + at, k0 + k]))
-                a_slab[place(at, k)] = x
-                at, k = my_place(b_by_k, i)
-                y = zero
-                if column0 + at < n and k0 + k < depth:
-                    y = shared_type(widen(b[k0 + k, column0 + at]))
-                b_slab[place(at, k)] = y
-            cuda.syncthreads()  # 2
-            acc = add(acc, mine_of_a, mine_of_b)
-            cuda.syncthreads()  # 4
-            k0 += DEPTH
-        store(acc, (out, bias, row0 + row, column0 + column))
+        while turn < n_m * n_n:
+            i, j = order(turn, n_m, n_n)
+            row0, column0 = i * TILE, j * TILE
+            acc = zeros()
+            k0 = 0
+            while k0 < depth:
+                for i in range(rounds):
+                    at, k = my_place(a_by_k, i)
+                    x = zero
+                    if row0 + at < m and k0 + k < depth:
+                        x = shared_type(widen(a[row0 + at, k0 + k]))
+                    a_slab[place(at, k)] = x
+                    at, k = my_place(b_by_k, i)
+                    y = zero
+                    if column0 + at < n and k0 + k < depth:
+                        y = shared_type(widen(b[k0 + k, column0 + at]))
+                    b_slab[place(at, k)] = y
+                cuda.syncthreads()  # 2
+                acc = add(acc, mine_of_a, mine_of_b)
+                cuda.syncthreads()  # 4
+                k0 += DEPTH
+            store(acc, (out, bias, row0 + row, column0 + column))
+            turn += cuda.gridDim.x
 
     return gemm_simt
 
@@ -204,7 +207,7 @@ class Simt:
         check_order(order, *tiles)
         kernel = simt_kernel(dtype, out.dtype.name, a_by_k, b_by_k, bias_dtype, activation, order)
         arrays = [x.view(stored(x.dtype.name)) for x in (a, b, out, bias)]
-        self._launch = bind(kernel, math.prod(tiles), THREADS, tuple(arrays))
+        self._launch = bind(kernel, gpu.blocks(math.prod(tiles)), THREADS, tuple(arrays))
         self._launch.forget_arrays()
 
     def __call__(self, stream=None):

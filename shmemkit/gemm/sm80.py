@@ -590,7 +590,7 @@ class Sm80:
         )
         self._launch = bind(
             kernel,
-            min(math.prod(tiles), gpu.multiprocessors * resident(tile, gpu)),
+            gpu.blocks(min(math.prod(tiles), gpu.multiprocessors * resident(tile, gpu))),
             tile.threads,
             (*operands, out, bias, m, n, k, a_layout.ld, b_layout.ld, ldo),
             shared=tile.shared_bytes,

@@ -152,6 +152,7 @@ def bind_gemm(
     sources=None,
     beside=0,
     co_resident=False,
+    group=None,
 ):
     """-> the launch of ``kernel_of(tile, kinds)``, which takes what ``gemm_kernel`` does, and then `more`.
 
@@ -163,6 +164,7 @@ def bind_gemm(
     outs      the arrays that the kernel gets the tensor maps of, one after another; None: out alone
     sources   likewise for a
     beside    blocks that do something else
+    group     as of ``bind``: for kernels that use other ranks' memory
 
     The caller keeps the arrays alive: tensor maps hold addresses only.
     """
@@ -192,6 +194,7 @@ def bind_gemm(
         (*maps, bias, m, n, k, splits, partials, arrivals, *more),
         shared=shared_bytes(tile, kinds),
         co_resident=co_resident,
+        group=group,
     )
     if arrays.ndarray is not np.ndarray:
         arrays.cuda.get_current_stream().synchronize()  # all that is there, on any stream

@@ -2,14 +2,16 @@
 experts and back.
 
   dispatch   sends each token's row once to each rank that has experts of it; that rank copies it to the
-  experts combine    returns the rows of the experts, and sums them with weights on the way
+             experts
+  combine    returns the rows of the experts, and sums them with weights on the way
 
-dispatch.py and combine.py explain them. Both are made for few tokens, where latency counts.
+dispatch.py and combine.py explain them; both are made for few tokens, where latency counts. For many tokens,
+ragged/ has others, whose rows lie in one buffer without gaps.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -17,18 +19,23 @@ from shmemkit.collectives.collective import check_contiguous, plans_of
 from shmemkit.collectives.method import agree, agree_on
 from shmemkit.device import TILE_BYTES
 from shmemkit.device.cuda.weighted_sums import DTYPES
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import call_on, converted, is_tensor, keyed, new_output, tensor_of, with_shape
-from shmemkit.support.settings import array_text, integer, listed, options_of
+from shmemkit.support.settings import array_text, integer, listed, options_of, shown
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, DType
 
 from .combine import Combine
 from .dispatch import Dispatch
+from .ragged import THREADS as RAGGED_THREADS
+from .ragged import Ragged
 from .routing import MAX_EXPERTS, MAX_RANKS, MAX_TOKENS, MAX_TOP_K, MAX_UNITS, THREADS
 
-__all__ = ["ExpertParallel", "Received"]
+__all__ = ["ExpertParallel", "Handle", "Received", "ReceivedRows"]
+
+MAX_ROWS = (1 << 31) - 1
 
 
 class Received(NamedTuple):
@@ -37,6 +44,28 @@ class Received(NamedTuple):
     rows: Any
     counts: Any
     scales: Any
+
+
+class ReceivedRows(NamedTuple):
+    """What ``ExpertParallel.dispatch`` returns, and describes, of an object with `max_rows`."""
+
+    rows: Any
+    counts: Any
+    scales: Any
+    weights: Any
+
+
+class Handle:
+    """A routing that ``ExpertParallel.keep`` has kept. `tokens`: how many of this rank it has."""
+
+    def __init__(self, ragged):
+        self.ragged, self.tokens, xp = ragged, 0, ragged.world.xp
+        kept, there = (
+            (xp.empty_like(ragged.local), xp.empty_like(ragged.shared)),
+            (ragged.local, ragged.shared),
+        )
+        self.keep, self.restore = ragged.bind_copy(*there, *kept), ragged.bind_copy(*kept, *there)
+        self._arrays = kept
 
 
 class Sizes(NamedTuple):
@@ -75,7 +104,12 @@ class ExpertParallel:
                     as fp8
     n_scales        how many float32 go with each dispatched row, such as the scales of fp8
     options         numbers of the kernels, for tuning; None: the default. All ranks give the same
-                      threads  of a block: a multiple of 32 up to 256
+                      threads  of a block: a multiple of 32 up to 256, or 512 with max_rows
+    max_rows        for many tokens, as in a prefill or in training: how many rows this rank's experts
+                    receive in a dispatch, at most. Rows of all experts then lie in one buffer without gaps,
+                    as ``sk.grouped_matmul`` takes them. Default: a place for each row that could come. All
+                    ranks give the same
+    sms             the most multiprocessors that a call uses, 2 or more; None: as many as are tuned
 
     Calls are enqueued, on any stream or in a graph; ``help(sk.collectives)`` has the rules for arrays,
     streams, order and graphs. The number of tokens may differ from call to call and from rank to rank. The
@@ -85,14 +119,24 @@ class ExpertParallel:
     those of other ranks, it holds up to half of each multiprocessor.
 
     The program may read `received`, `n_local_experts`, and `capacity`: the rows that each expert has room
-    for.
+    for, with `max_rows` that all have together.
+
+    With `max_rows`: if a dispatch would bring more rows to any rank, all ranks find that in their kernels.
+    They send nothing, counts are 0, and ``combine`` gives zeros. ValueError is raised on each rank when its
+    program next waits for the GPU (`World.synchronize`, `World.asnumpy`, ...), so at the same place on all
+    ranks; the emulator raises EmulatorError. ``keep`` keeps a routing: calls with it exchange no counts, as
+    those of a backward pass.
 
     It allocates symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 or part of
-    them, and private memory, of `received`, for n_experts * max_tokens. TypeError or ValueError for wrong
-    arguments, MemoryError where one rank has too little memory: on all ranks.
+    them, and private memory, of `received`, for n_experts * max_tokens. With `max_rows` it allocates
+    symmetric memory for max_rows rows that are dispatched, with their scales, and n_ranks * max_tokens rows
+    that are combined; about 8 * n_ranks * max_tokens * top_k bytes for routes, and as many private ones for
+    each handle. TypeError or ValueError for wrong arguments, MemoryError where one rank has too little
+    memory: on all ranks.
     """
 
     options: dict[str, Any] = {"threads": None}
+    sms: int | None
 
     def __init__(
         self,
@@ -105,33 +149,41 @@ class ExpertParallel:
         dispatch_dtype: DType | None = None,
         n_scales: int = 0,
         *,
+        max_rows: int | None = None,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         check_world("ExpertParallel", world)
         self._dispatch: Any = None
         self._combine: Any = None
-        given = max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales
+        self._ragged: Any = None
+        given = max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales, max_rows
         sizes: Any = None
 
         def check():
             nonlocal sizes
             sizes = _sizes(world.n_ranks, *given)
             self.options = options_of("ExpertParallel", self.options, options)
-            threads = self.options["threads"]
-            if threads is not None and integer("ExpertParallel", "threads", threads, 32, THREADS) % 32:
+            threads, most = self.options["threads"], RAGGED_THREADS if max_rows else THREADS
+            if threads is not None and integer("ExpertParallel", "threads", threads, 32, most) % 32:
                 raise ValueError(f"ExpertParallel: threads is {threads}; it must be a multiple of 32")
             names = {name: getattr(value, "name", value) for name, value in sizes._asdict().items()}
-            return {**names, "options": self.options}
+            self.sms = checked_sms("ExpertParallel", sms)
+            return {**names, "max_rows": max_rows, "options": self.options, "sms": self.sms}
 
         agree_on(world, "ExpertParallel", check)
         self.world, self.sizes, self.n_local_experts = world, sizes, sizes.n_local
-        self.capacity = world.n_ranks * sizes.max_tokens
+        self.max_rows, self.capacity = max_rows, max_rows or world.n_ranks * sizes.max_tokens
         self._plans, self._order, self._tensors = plans_of(world), shared_order(world), None
         self._tokens, self._captured = None, False  # of the last dispatch; whether one was ever captured
         try:
             settings = {name: value for name, value in self.options.items() if value is not None}
-            self._dispatch = Dispatch(world, sizes, **settings)
-            self._combine = Combine(world, sizes, self._dispatch, **settings)
+            settings.update(sms=self.sms, name="ExpertParallel")
+            if max_rows:
+                self._dispatch = self._ragged = Ragged(world, sizes, max_rows, **settings)
+            else:
+                self._dispatch = Dispatch(world, sizes, **settings)
+                self._combine = Combine(world, sizes, self._dispatch, **settings)
         except (TypeError, ValueError, MemoryError):  # on all ranks
             self.free()
             raise
@@ -139,26 +191,34 @@ class ExpertParallel:
 
     def _allocate(self):
         """Allocate private memory. One rank alone may have too little of it."""
-        sizes, xp = self.sizes, self.world.xp
-        rows = sizes.n_local, self.capacity
-        scales = xp.empty((*rows, sizes.n_scales), "float32")
-        self.received = Received(
-            xp.empty((*rows, sizes.hidden), sizes.dispatch_dtype),
-            xp.zeros(sizes.n_local, "int32"),
-            scales if sizes.n_scales else None,
-        )
+        sizes, xp, ragged = self.sizes, self.world.xp, self._ragged
+        self.received: Received | ReceivedRows
+        if ragged is not None:
+            scales = ragged.scales.reshape(self.capacity, sizes.n_scales)
+            of_rows = scales if sizes.n_scales else None
+            self.received = ReceivedRows(ragged.rows, ragged.counts, of_rows, ragged.weights)
+        else:
+            rows = sizes.n_local, self.capacity
+            scales = xp.empty((*rows, sizes.n_scales), "float32")
+            self.received = Received(
+                xp.empty((*rows, sizes.hidden), sizes.dispatch_dtype),
+                xp.zeros(sizes.n_local, "int32"),
+                scales if sizes.n_scales else None,
+            )
         self._scales, self._no_scales = scales, xp.empty((sizes.max_tokens, 0), "float32")
         self._ones = xp.ones((sizes.max_tokens, sizes.top_k), "float32")
 
     def dispatch(
         self,
         x: AnyArray,
-        experts: AnyArray,
+        experts: AnyArray | None = None,
         weights: AnyArray | None = None,
         scales: AnyArray | None = None,
         stream: AnyStream | None = None,
-    ) -> Received:
-        """Enqueue: send the rows of `x` to their experts. -> Received
+        *,
+        handle: Handle | None = None,
+    ) -> Received | ReceivedRows:
+        """Enqueue: send the rows of `x` to their experts. -> Received, or with `max_rows` ReceivedRows
 
         x        (tokens, hidden), of dispatch_dtype, at an address that is a multiple of 16 bytes. tokens is
                  0 to max_tokens, and may differ between ranks
@@ -167,6 +227,8 @@ class ExpertParallel:
         weights  float32 (tokens, top_k): the factors of ``combine``; default: ones
         scales   float32 (tokens, n_scales)
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+        handle   instead of experts and weights: those of the dispatch that ``keep`` kept. All ranks give one
+                 of the same dispatch. Only with `max_rows`
 
         All are C-contiguous. When the stream has run it, later work on it sees Received, and x, experts,
         weights and scales may be written again. Received has `rows`, (n_local_experts, n_ranks * max_tokens,
@@ -175,6 +237,11 @@ class ExpertParallel:
         n_ranks * max_tokens, n_scales), or None. They belong to the object, which has them as `received`,
         too; each dispatch writes the same arrays. If x is a PyTorch tensor, they are tensors of that memory.
 
+        ReceivedRows has `rows`, (max_rows, hidden): the counts[0] rows of local expert 0, then the counts[1]
+        of expert 1, and so on, each by rank and token; what follows the last is undefined. `counts` is as
+        above. `scales` is (max_rows, n_scales), or None. `weights`, float32 (max_rows,), has the factor of
+        each row.
+
         TypeError or ValueError for wrong arrays; then nothing is enqueued.
         """
         self._check_alive()
@@ -182,27 +249,50 @@ class ExpertParallel:
         stream, waits = call_on(world, stream, x, experts, weights, scales)
         rows = with_shape("ExpertParallel", "x", x, world.xp)
         tokens = rows.shape[0] if rows.ndim else 0
-        weights = self._ones[:tokens] if weights is None else weights
         scales = self._no_scales[:tokens] if scales is None and not self.sizes.n_scales else scales
-        run, _ = self._planned("dispatch", x=rows, experts=experts, weights=weights, scales=scales)
-        self._run(run, stream, waits)
+        if handle is not None:
+            self._check_handle(handle)
+            if experts is not None or weights is not None:
+                raise ValueError("ExpertParallel: a handle is given; then experts and weights must be None")
+            if tokens != handle.tokens:
+                raise ValueError(
+                    f"ExpertParallel: x has {tokens} tokens; it must have {handle.tokens}, as the handle"
+                )
+            run, _ = self._planned("again", x=rows, scales=scales)
+        else:
+            weights = self._ones[:tokens] if weights is None else weights
+            run, _ = self._planned("dispatch", x=rows, experts=experts, weights=weights, scales=scales)
+        self._run(run, stream, waits, handle)
         self._tokens = tokens
         self._captured = self._captured or world.backend.capture_of(stream) is not None
         if not is_tensor(x):
             return self.received
         if self._tensors is None:
-            self._tensors = Received(*(a if a is None else tensor_of(a, x.device) for a in self.received))
+            self._tensors = type(self.received)(
+                *(a if a is None else tensor_of(a, x.device) for a in self.received)
+            )
         return self._tensors
 
-    def combine(self, y: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+    def combine(
+        self,
+        y: ArrayT,
+        out: ArrayT | None = None,
+        stream: AnyStream | None = None,
+        *,
+        handle: Handle | None = None,
+        weighted: bool = True,
+    ) -> ArrayT:
         """Enqueue: bring the experts' rows back to the tokens of the last dispatch, and sum them. -> out
 
-        y       (n_local_experts, n_ranks * max_tokens, hidden), of dtype: the results of the experts for
-                ``Received.rows``, at the same positions; it may be ``Received.rows`` itself
+        y       (n_local_experts, n_ranks * max_tokens, hidden), or with `max_rows` (max_rows, hidden), of
+                dtype: the results of the experts for ``Received.rows``, at the same positions; it may be
+                ``Received.rows`` itself
         out     (tokens, hidden), of dtype; it must not overlap y. It has as many tokens as were dispatched.
                 That is not checked after a dispatch has been captured, because the host does not see the
                 launches of a graph. Default: a new array of y's kind, for the last call of ``dispatch``
         stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+        handle  of the dispatch whose rows these are, instead of the last one. Only with `max_rows`
+        weighted  False: weights are 1, as for the gradients of what was dispatched. Only with `max_rows`
 
         y and out are C-contiguous, at addresses that are multiples of 16 bytes. When the stream has run it,
         out[t] is the sum of weights[t, j] times the row of expert experts[t, j] for token t, and y may be
@@ -217,19 +307,97 @@ class ExpertParallel:
         world = self.world
         stream, waits = call_on(world, stream, y, out)
         rows = with_shape("ExpertParallel", "y", y, world.xp)
+        known, captured = self._tokens, self._captured
+        if handle is not None:
+            self._check_handle(handle)
+            known, captured = handle.tokens, False
+        if not weighted and self._ragged is None:
+            raise ValueError("ExpertParallel: weighted is False; it must be True where max_rows is None")
         if out is None:
-            if self._tokens is None:
+            if known is None:
                 raise ValueError("ExpertParallel: combine before any dispatch; it needs `out` then")
-            shape, dtype = (self._tokens, self.sizes.hidden), self.sizes.dtype
+            shape, dtype = (known, self.sizes.hidden), self.sizes.dtype
             out = new_output(y, shape, dtype, world.xp, stream, world.backend.follow)
-        run, arrays = self._planned("combine", y=rows, out=out)
+        run, arrays = self._planned("combine" if weighted else "sum", y=rows, out=out)
         tokens = arrays["out"].shape[0]
-        if tokens != self._tokens and self._tokens is not None and not self._captured:
-            raise ValueError(
-                f"ExpertParallel: out has {tokens} tokens; it must have {self._tokens}, as the last dispatch"
-            )
-        self._run(run, stream, waits)
+        if tokens != known and known is not None and not captured:
+            last = "the last dispatch" if handle is None else "the handle"
+            raise ValueError(f"ExpertParallel: out has {tokens} tokens; it must have {known}, as {last}")
+        self._run(run, stream, waits, handle)
         return out
+
+    def combine_weights(
+        self,
+        values: AnyArray,
+        out: ArrayT | None = None,
+        stream: AnyStream | None = None,
+        *,
+        handle: Handle | None = None,
+    ) -> ArrayT:
+        """Enqueue: bring a number of each row back to the token and the expert that it is of. -> out
+
+        values  float32 (max_rows,), at the positions of ``ReceivedRows.rows``: for the gradients of weights,
+                the products of each row of y with its row of out_gradient, as dispatched
+        out     float32 (tokens, top_k): out[t, j] is the number of the row of experts[t, j] for token t, 0 if
+                that is no expert. Default: a new array of values' kind
+        stream, handle   as of ``combine``
+
+        Both are C-contiguous, and must not overlap. TypeError or ValueError for wrong arrays, and without
+        `max_rows`; then nothing is enqueued.
+        """
+        self._check_alive()
+        world = self.world
+        if self._ragged is None:
+            raise ValueError("ExpertParallel: combine_weights() needs max_rows, which is None. Give max_rows")
+        stream, waits = call_on(world, stream, values, out)
+        given, known = with_shape("ExpertParallel", "values", values, world.xp), self._tokens
+        if handle is not None:
+            self._check_handle(handle)
+            known = handle.tokens
+        if known is None:
+            raise ValueError("ExpertParallel: combine_weights() before any dispatch; call dispatch first")
+        if out is None:
+            shape = known, self.sizes.top_k
+            new: Any = new_output(values, shape, np.dtype("float32"), world.xp, stream, world.backend.follow)
+            out = new
+        run, _ = self._planned("weights", values=given, out=out)
+        self._run(run, stream, waits, handle)
+        return cast(Any, out)
+
+    def keep(self, into: Handle | None = None, stream: AnyStream | None = None) -> Handle:
+        """Enqueue: keep where the rows of the last dispatch went, for later calls. -> Handle
+
+        into    a Handle of this object to overwrite. Default: a new one, whose memory is allocated: not while
+                a stream is captured
+        stream  default: the World's
+
+        A call with the handle exchanges no numbers of experts and no counts, even after other dispatches; its
+        routing is then that of the last dispatch. The handle must live as long as graphs that captured such
+        calls. The gradients of a layer are such calls:
+
+            received = ep.dispatch(x, experts, weights)
+            handle = ep.keep()
+            out = ep.combine(y)                                # y: of received.rows
+            ...
+            received = ep.dispatch(out_gradient, handle=handle)
+            y_gradient = received.rows * received.weights[:, None]
+            weights_gradient = ep.combine_weights((received.rows * y).sum(axis=1))
+            x_gradient = ep.combine(rows_gradient, handle=handle, weighted=False)
+
+        ValueError before any dispatch, or without `max_rows`.
+        """
+        self._check_alive()
+        if self._ragged is None:
+            raise ValueError("ExpertParallel: keep() needs max_rows, which is None. Give max_rows")
+        if self._tokens is None:
+            raise ValueError("ExpertParallel: keep() before any dispatch; call dispatch first")
+        stream, waits = call_on(self.world, stream)
+        if into is None:
+            into = Handle(self._ragged)
+        self._check_handle(into)
+        into.tokens = self._tokens
+        self._run(into.keep, stream, waits)
+        return into
 
     def free(self) -> None:
         """Free the symmetric memory; the object cannot be used afterwards. Its private memory is freed with
@@ -241,8 +409,11 @@ class ExpertParallel:
                 method.free()
 
     # -- inside
-    def _run(self, run, stream, waits):
+    def _run(self, run, stream, waits, handle=None):
         self._order.before(stream, "ExpertParallel")
+        if handle is not None:
+            handle.restore(stream)
+            self._tokens = handle.tokens
         run(stream)
         if waits:
             self.world.stream.synchronize()
@@ -261,24 +432,52 @@ class ExpertParallel:
 
     def _plan_dispatch(self, x, experts, weights, scales):
         sizes, tokens = self.sizes, self._tokens_of("x", x)
-        self._check("x", x, (tokens, sizes.hidden), (sizes.dispatch_dtype,), aligned=True)
         self._check("experts", experts, (tokens, sizes.top_k), ("int32", "int64"))
         self._check("weights", weights, (tokens, sizes.top_k), ("float32",))
-        self._check("scales", scales, (tokens, sizes.n_scales), ("float32",))
+        self._check_rows(x, scales)
+        if self._ragged is not None:
+            route = self._ragged.bind_routing(experts, weights)
+            return _one_after_another(route, self._bind_rows(x, scales))
         rows = self.received.rows
-        self._check_apart("x", x, "Received.rows", rows)
         row_scales = self._scales.reshape(self.n_local_experts * self.capacity, sizes.n_scales)
         return self._dispatch.bind(
             *(_pieces(x), experts, weights.view("int32"), scales.view("uint32")),
             *(_pieces(rows), row_scales.view("uint32"), self.received.counts),
         )
 
-    def _plan_combine(self, y, out):
+    def _plan_again(self, x, scales):
+        self._check_rows(x, scales)
+        return _one_after_another(self._ragged.bind_meeting(), self._bind_rows(x, scales))
+
+    def _check_rows(self, x, scales):
+        sizes, tokens = self.sizes, self._tokens_of("x", x)
+        self._check("x", x, (tokens, sizes.hidden), (sizes.dispatch_dtype,), aligned=True)
+        self._check("scales", scales, (tokens, sizes.n_scales), ("float32",))
+        self._check_apart("x", x, "Received.rows", self.received.rows)
+
+    def _bind_rows(self, x, scales):
+        return self._ragged.bind_rows(x.shape[0], _pieces(x), scales.view("uint32"))
+
+    def _plan_combine(self, y, out, weighted=True):
         sizes, tokens = self.sizes, self._tokens_of("out", out)
-        self._check("y", y, (self.n_local_experts, self.capacity, sizes.hidden), (sizes.dtype,), aligned=True)
+        of_rows = *self.received.rows.shape[:-1], sizes.hidden
+        self._check("y", y, of_rows, (sizes.dtype,), aligned=True)
         self._check("out", out, (tokens, sizes.hidden), (sizes.dtype,), aligned=True)
         self._check_apart("y", y, "out", out)
+        if self._ragged is not None:
+            sums = self._ragged.bind_sums(tokens, _pieces(y), _pieces(out), weighted)
+            return _one_after_another(self._ragged.bind_meeting(), sums)
         return self._combine.bind(_pieces(y), _pieces(out))
+
+    def _plan_weights(self, values, out):
+        self._check("values", values, (self.capacity,), ("float32",))
+        tokens = out.shape[0] if out.ndim else 0
+        self._check("out", out, (min(tokens, self.sizes.max_tokens), self.sizes.top_k), ("float32",))
+        self._check_apart("values", values, "out", out)
+        return self._ragged.bind_weights(values, out)
+
+    def _plan_sum(self, y, out):
+        return self._plan_combine(y, out, False)
 
     def _tokens_of(self, name, array):
         """-> the number of tokens of `array`; ValueError unless it is 2-D with max_tokens rows at most."""
@@ -308,6 +507,13 @@ class ExpertParallel:
         if array.nbytes and other.nbytes and at < to + other.nbytes and to < at + array.nbytes:
             raise ValueError(f"ExpertParallel: {name} and {other_name} overlap; they must lie apart")
 
+    def _check_handle(self, handle):
+        if not isinstance(handle, Handle) or handle.ragged is not self._ragged:
+            raise ValueError(
+                f"ExpertParallel: handle is {shown(handle)}; it must be one that keep() of this object has "
+                "returned"
+            )
+
     def _check_alive(self):
         if self._dispatch is None:
             raise RuntimeError("ExpertParallel: it was freed; make a new one")
@@ -319,7 +525,15 @@ def _pieces(rows):
     return rows.reshape(-1).view("uint8").view("complex128")
 
 
-def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales):
+def _one_after_another(*steps):
+    def run(stream):
+        for step in steps:
+            step(stream)
+
+    return run
+
+
+def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype, n_scales, max_rows):
     """-> Sizes; TypeError or ValueError for wrong arguments."""
     numbers = {
         "max_tokens": (max_tokens, 1, MAX_TOKENS),
@@ -330,6 +544,8 @@ def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype,
     }
     for name, (number, least, most) in numbers.items():
         integer("ExpertParallel", name, number, least, most)
+    if max_rows is not None:
+        integer("ExpertParallel", "max_rows", max_rows, 1, MAX_ROWS)
     if n_ranks > MAX_RANKS:
         raise ValueError(f"ExpertParallel: there are {n_ranks} ranks; at most {MAX_RANKS} can be")
     if top_k > n_experts:
@@ -357,7 +573,7 @@ def _sizes(n_ranks, max_tokens, hidden, n_experts, top_k, dtype, dispatch_dtype,
             f"ExpertParallel: n_experts * max_tokens is {n_experts * max_tokens}; it must be less than 2**31"
         )
     units = 2 * n_ranks * max_tokens * max(-(-hidden * dtype.itemsize // TILE_BYTES), -(-n_scales // 2))
-    if units >= MAX_UNITS:
+    if units >= MAX_UNITS and max_rows is None:
         raise ValueError(
             f"ExpertParallel: max_tokens={max_tokens}, hidden={hidden} and n_scales={n_scales} take {units} "
             f"slots, of {TILE_BYTES} bytes of a row or of two scales; it must be less than {MAX_UNITS}"

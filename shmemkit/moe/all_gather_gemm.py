@@ -28,41 +28,28 @@ from numba import cuda, int64, types
 
 from shmemkit.collectives.all_gather import AllGather
 from shmemkit.collectives.all_gather.push_ahead import PushAhead
-from shmemkit.device.swizzle import grouped
-from shmemkit.gemm import check_memory, gpu_of
-from shmemkit.gemm.distributed import Products, multiprocessors_of_all
-from shmemkit.gemm.epilogue import inline
+from shmemkit.gemm import gpu_of
+from shmemkit.gemm.distributed import multiprocessors_of_all
 from shmemkit.gemm.grouped.sm90 import stacked
 from shmemkit.gemm.problem import HALVES, Problem
-from shmemkit.gemm.sm90 import Kinds, Tile, signature
+from shmemkit.gemm.sm90 import Kinds, Tile, grouping, signature
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import call_on, new_output, with_shape
-from shmemkit.support.settings import array_text, integer, listed
+from shmemkit.support.settings import integer, listed
 from shmemkit.typing import AllGatherGroupedGemmMethod, AnyArray, AnyStream, ArrayT
 
-from .expert_index import ExpertIndex, index_of
-from .gathered_rows import UNTRIED, Rows, check_columns, gathered_body, refused, tile_of
+from .expert_index import ExpertIndex
+from .expert_layer import ExpertLayer
+from .gathered_rows import Rows, check_columns, gathered_body, refused, tile_of
 from .moved_rows import moved_product
 
 __all__ = ["AllGatherGroupedGemm"]
 
 
 @functools.cache
-def in_groups(group):
-    """-> ``order`` of ``gemm_body``."""
-
-    @inline
-    def order(t, n_m, n_n, extra):
-        return grouped(t, n_m, n_n, group)
-
-    return order
-
-
-@functools.cache
 def ag_grouped_kernel(tile, kinds, others):
     """-> the kernel for tiles like `tile` of products like `kinds`; `others`: whether other ranks exist"""
-    gemm = gathered_body(tile, kinds, in_groups(tile.group), others)
+    gemm = gathered_body(tile, kinds, grouping(tile.group), others)
     tile_m, tile_n = tile.m, tile.n
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
@@ -105,7 +92,7 @@ def ag_grouped_kernel(tile, kinds, others):
 # ---- the host object
 
 
-class AllGatherGroupedGemm(Products):
+class AllGatherGroupedGemm(ExpertLayer):
     """Gather the tokens of all ranks, and multiply each by the weights of its experts. Collective.
 
     ``first = sk.AllGatherGroupedGemm(world, max_nbytes)``, then ``first(x, w, topk_ids)``. The products of
@@ -122,6 +109,7 @@ class AllGatherGroupedGemm(Products):
                               first: everywhere
     options     {"columns": of a tile, a multiple of 16 up to 256}: for tuning, of "overlap"; the same on all
                 ranks. None: it is chosen
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
 
     `used` is the method's name; `refused` is {method: the reason why it cannot be used here}.
     """
@@ -138,30 +126,23 @@ class AllGatherGroupedGemm(Products):
         method: AllGatherGroupedGemmMethod = "auto",
         *,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         def check():
             check_columns("AllGatherGroupedGemm", self.options["columns"])
             self.max_nbytes = integer("AllGatherGroupedGemm", "max_nbytes", max_nbytes, 0)
             return {"max_nbytes": self.max_nbytes}
 
-        super().__init__(world, method, options, check)
-        self._gpu, self.refused = gpu_of(world), {}
-        self.used = "sequential"
-        if method == "auto":
-            self.refused["overlap"] = UNTRIED
-        if method == "overlap":
-            sms = multiprocessors_of_all(world, "overlap")
+        super().__init__(world, method, options, check, sms)
+        self._gpu = gpu_of(world).limited(self.sms)
+        if self.used == "overlap":
+            most = multiprocessors_of_all(world, "overlap", sms=self.sms)
             self._ahead = self._part(PushAhead, world, self.max_nbytes)
-            self._gathered, self.used = self._ahead.buffer, "overlap"
-            self._gpu = self._gpu._replace(multiprocessors=sms)
-        if self.used == "sequential":
+            self._gathered = self._ahead.buffer
+            self._gpu = self._gpu._replace(multiprocessors=most)
+        else:
             self._gather = self._part(AllGather, world, self.max_nbytes)
             self._gathered = self._gather.output(self.max_nbytes, "uint8")
-
-    @staticmethod
-    def methods_for(n_nodes: int) -> tuple[str, ...]:
-        """The names of the methods that are for so many nodes: what "auto" takes one of."""
-        return ("overlap", "sequential") if n_nodes == 1 else ("sequential",)
 
     def __call__(
         self,
@@ -194,105 +175,60 @@ class AllGatherGroupedGemm(Products):
 
         TypeError or ValueError for what this rank can see to be wrong; then nothing is enqueued.
         """
-        self._check_alive()
-        world, who = self.world, type(self).__name__
-        index = topk_ids if isinstance(topk_ids, ExpertIndex) else None
-        ids = topk_ids if index is None else index.topk_ids
-        stream, waits = call_on(world, stream, x, w, ids, out)
-        rows, experts, of_tokens = (
-            with_shape(who, name, array, world.xp) for name, array in (("x", x), ("w", w), ("topk_ids", ids))
-        )
-        if out is None:
-            if rows.ndim != 2 or experts.ndim != 3 or of_tokens.ndim != 2:
-                raise ValueError(_shapes(who, rows, experts, of_tokens))
-            shape = of_tokens.shape[0] * of_tokens.shape[1], experts.shape[1]
-            out = new_output(x, shape, rows.dtype, world.xp, stream, world.backend.follow)
-        self._enqueue({"x": rows, "w": experts, "topk_ids": of_tokens, "out": out}, stream, waits, index)
-        return out
+        return self._multiply({"x": x, "w": w, "topk_ids": topk_ids}, out, stream)
 
     # -- inside
-    def _plan(self, arrays, index):
-        world, who, (x, w, ids, out) = self.world, type(self).__name__, arrays.values()
-        n_ranks = world.n_ranks
-        if x.ndim != 2 or w.ndim != 3 or ids.ndim != 2 or x.shape[1] != w.shape[2]:
-            raise ValueError(_shapes(who, x, w, ids))
-        (m, k), (n_experts, n, _) = x.shape, w.shape
+    def _shape(self, x, w, topk_ids):
+        n_ranks, who = self.world.n_ranks, type(self).__name__
+        if x.ndim != 2 or w.ndim != 3 or topk_ids.ndim != 2 or x.shape[1] != w.shape[2]:
+            raise ValueError(
+                f"{who}: x, w and topk_ids are {x.shape}, {w.shape} and {topk_ids.shape}; they must be "
+                "(m, K), (E, N, K) and (M, topk)"
+            )
+        if topk_ids.shape[0] != n_ranks * x.shape[0]:
+            raise ValueError(
+                f"{who}: topk_ids is {topk_ids.shape}, and x is {x.shape}; topk_ids must have "
+                f"{n_ranks * x.shape[0]} rows, for {x.shape[0]} tokens of each of {n_ranks} ranks"
+            )
+        return topk_ids.shape[0] * topk_ids.shape[1], w.shape[1]
+
+    def _check(self, x, w, topk_ids, out):
+        who, n_bytes = type(self).__name__, self.world.n_ranks * x.nbytes
         if x.dtype != w.dtype or x.dtype != out.dtype or x.dtype.name not in HALVES:
             raise ValueError(
                 f"{who}: x is {x.dtype}, w is {w.dtype} and out is {out.dtype}; all must be {listed(HALVES)}"
             )
-        if ids.shape[0] != n_ranks * m:
+        if n_bytes > self.max_nbytes:
             raise ValueError(
-                f"{who}: topk_ids is {ids.shape}, and x is {x.shape}; topk_ids must have {n_ranks * m} rows, "
-                f"for {m} tokens of each of {n_ranks} ranks"
+                f"{who}: the tokens of all ranks have {n_bytes} bytes, more than max_nbytes="
+                f"{self.max_nbytes}. Make one with a larger max_nbytes"
             )
-        if n_ranks * x.nbytes > self.max_nbytes:
-            raise ValueError(
-                f"{who}: the tokens of all ranks have {n_ranks * x.nbytes} bytes, more than "
-                f"max_nbytes={self.max_nbytes}. Make one with a larger max_nbytes"
-            )
-        if out.shape != (ids.size, n):
-            raise ValueError(f"{who}: out is {array_text(out)}; it must be {(ids.size, n)}")
-        for name, array in (("x", x), ("out", out)):
-            if not array.flags.c_contiguous:
-                raise ValueError(f"{who}: {name} is {array_text(array)}; it must be C-contiguous")
-        check_memory(who, out, x=x, w=w, topk_ids=ids)
-        if not x.size or not n:
-            return lambda stream: None
-        index, steps = index_of(who, world, index or ids, n_experts)
+
+    def _bind(self, arrays, index, steps):
+        world, gpu, (x, w, _, out) = self.world, self._gpu, arrays.values()
+        (m, k), (n_experts, n, _), n_ranks = x.shape, w.shape, world.n_ranks
         whole = self._gathered[: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * m, k)
         if self.used == "sequential":
-            steps += moved_product(world, self._gpu, index, index.topk, whole, w, out)
-            return _Sequential(self._gather, x, whole, steps)
+            gather = functools.partial(self._gather, x, whole)
+            return [gather, *steps, *moved_product(world, gpu, index, index.topk, whole, w, out)]
         if reason := refused(k, n, w, x=x, out=out):
-            raise ValueError(f"{who}: {reason}. Or use method='sequential', on all ranks")
-        return _Overlapped(self._ahead, x, whole, w, index, steps, out, self._gpu, self.options["columns"])
-
-
-def _shapes(who, x, w, ids):
-    return (
-        f"{who}: x, w and topk_ids are {x.shape}, {w.shape} and {ids.shape}; they must be (m, K), (E, N, K) "
-        "and (M, topk)"
-    )
-
-
-class _Sequential:
-    def __init__(self, gather, x, whole, steps):
-        self._gather, self._x, self._whole, self._steps = gather, x, whole, steps
-
-    def __call__(self, stream):
-        self._gather(self._x, self._whole, stream)
-        for step in self._steps:
-            step(stream)
-
-
-class _Overlapped:
-    """A bound call: `steps` make the index while copy engines are at work."""
-
-    def __init__(self, engine, x, whole, w, index, steps, out, gpu, columns):
-        (m, k), (n_experts, n, _) = x.shape, w.shape
-        me, n_ranks = engine.me, engine.n_ranks
+            raise ValueError(f"{type(self).__name__}: {reason}. Or use method='sequential', on all ranks")
+        me = world.rank
         matrix: Any = stacked(w)
-        tile = tile_of(index, n_experts, n, gpu.multiprocessors, columns)
+        tile = tile_of(index, n_experts, n, gpu.multiprocessors, self.options["columns"])
         product = bind_gemm(
             functools.partial(_kernel, n_ranks > 1),
             *(Problem(x, matrix.T, out, None, None), Choice(tile, 1), gpu.multiprocessors),
             *(index.pairs, index.tiles, index.sizes, _flat(x), (me * m, (me + 1) * m), _flat(whole)),
-            *(index.topk, engine.arrived, me, n_ranks),
+            *(index.topk, self._ahead.arrived, me, n_ranks),
             *(out.reshape(-1).view("uint8"), n * out.itemsize),
             m=index.max_tiles * tile.m,
             n=n,
             k=k,
             n_tiles=index.max_tiles * -(-n // tile.n),
         )
-        self._transfer = engine.overlap(x, whole, "never")
-        self._steps, self._kept = [*steps, product], index
-
-    def __call__(self, stream):
-        self._transfer.start(stream)
-        for step in self._steps:
-            step(stream)
-        self._transfer.finish(stream, awaited=True)
+        transfer = self._ahead.overlap(x, whole, "never")
+        return [transfer.start, *steps, product, functools.partial(transfer.finish, awaited=True)]
 
 
 def _kernel(others, tile, kinds):

@@ -214,7 +214,7 @@ class Combine(Method):
         row = sizes.hidden * sizes.dtype.itemsize
         words, tiles = row // 16, -(-row // TILE_BYTES)
         chunks = -(-tiles // (self.threads // 32))
-        senders, self.blocks = divide_blocks(world, SENDING, n * most, chunks * most)
+        senders, self.blocks = divide_blocks(self, SENDING, n * most, chunks * most)
         self.kernel, self.sizes = combine_kernel(sizes.dtype.name), (words, tiles, chunks, senders)
         name = "expert_parallel.combine"
         slots = self.zeros((2 * n * most * tiles * TILE_WORDS,), "uint64", f"{name}.rows")

@@ -329,7 +329,7 @@ class Dispatch(Method):
         world.check_reach("expert_parallel", nvlink=True)
         most, experts, top_k, n_scales = sizes.max_tokens, sizes.n_local, sizes.top_k, sizes.n_scales
         words, tiles = sizes.row // 16, -(-sizes.row // TILE_BYTES)
-        senders, self.blocks = divide_blocks(world, SENDING, most, n * most)
+        senders, self.blocks = divide_blocks(self, SENDING, most, n * most)
 
         def slots(name, units):
             return self.zeros((2 * n * units,), "uint64", f"expert_parallel.dispatch.{name}")

@@ -6,7 +6,8 @@ Source    the rank that has the token's row, counted from this rank on: 0 is thi
 Pairs     pairs[i]: the i-th pair in the order of (expert, source); counts[e]: how many expert e has
 Tiles     up to `tile_m` pairs of one expert, which follow each other in `pairs`. They are sorted by (last
           source, expert): so those of this rank's tokens come first, and others in the order in which rows
-          of other ranks arrive. A tile is one integer; the functions below take it apart
+          of other ranks arrive. A tile is one integer; `row_of`, `rows_in`, `source_of`, `expert_of` take it
+          apart
 
   the block:      1. count the pairs of each bin, (expert, source)
   its first warp: 2. bins[b] = how many pairs there are in the bins before: prefix sums
@@ -29,6 +30,7 @@ from numba import cuda, int64, types
 from shmemkit.device.swizzle import quotient
 from shmemkit.gemm.epilogue import inline
 from shmemkit.gemm.grouped.expert_tiles import ALL, MAX_EXPERTS, sums_up_to
+from shmemkit.gemm.grouped.sm90 import FEW
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import as_array, call_on
@@ -37,16 +39,9 @@ from shmemkit.typing import AnyArray, AnyStream
 
 MAX_BINS = 1 << 15  # experts times ranks: what shared memory holds
 MAX_PAIRS = (1 << 31) - 1
-FEW = 64  # pairs of an expert, on average: up to so many the tiles have 64 rows
 
 
-# ---- a tile
-
-
-@inline
-def row_of(tile):
-    """Where its pairs begin."""
-    return tile & 0xFFFFFFFF
+# ---- a tile: row_of and expert_of are those of ``expert_tiles.py``
 
 
 @inline
@@ -59,11 +54,6 @@ def rows_in(tile):
 def source_of(tile):
     """Its last source."""
     return tile >> 40 & 0xFF
-
-
-@inline
-def expert_of(tile):
-    return tile >> 48
 
 
 # ---- the kernel
@@ -194,7 +184,8 @@ class ExpertIndex:
         h = first(x, w1, index)              # an AllGatherGroupedGemm
         y = second(h, w2, index, weights)    # a GroupedGemmReduceScatter
 
-    A product that gets `topk_ids` itself makes an index in each call.
+    A product that gets `topk_ids` itself makes an index in each call. An index is empty before its first
+    ``update``, and no product takes it.
 
     world      the World
     topk_ids   int32 or int64 (M, topk), C-contiguous, on the GPU, the same on all ranks: the experts of each
@@ -222,6 +213,7 @@ class ExpertIndex:
         self.pairs, self.counts = xp.empty(n_pairs, "int32"), xp.zeros(self.n_experts, "int32")
         self.tiles, self.sizes = xp.empty(self.max_tiles, "int64"), xp.zeros(2, "int32")
         self._make: Any = None
+        self._updated = not n_pairs
         if n_pairs:
             n_bins = self.n_experts * n_ranks
             args = self.ids, self.n_experts, self.topk, n_ranks, world.rank, self.tile_m
@@ -241,6 +233,7 @@ class ExpertIndex:
             self.world.stream.synchronize()
 
     def _enqueue(self, stream):
+        self._updated = True
         if self._make is not None:
             self._make(stream)
 
@@ -255,6 +248,8 @@ def index_of(who, world, topk_ids, n_experts):
             f"{who}: the ExpertIndex is of {topk_ids.n_experts} experts; it must be of {n_experts}, those of "
             "w, and of the same World"
         )
+    if not topk_ids._updated:
+        raise ValueError(f"{who}: the ExpertIndex is empty; call its update() first")
     return topk_ids, []
 
 

@@ -25,9 +25,10 @@ Barriers  full[s] expects 1 + WARPS arrivals: the loader's, with the bytes of B,
 No race: the copies are the warp's own (cp.async belongs to the generic proxy, and so do acquired rows); the
 fence comes after their arrival, and the tensor cores read after the barrier. Each pair has one row of out.
 
-No deadlock: a warp that waits for a slot has told all slabs but the last one. The slot's slab is handed back
-when the products of the slab after it have begun, which was told: there are three slots or more. Step 1 waits
-for copies that wait for no kernel.
+No deadlock: a warp that waits for the slot of slab i has arrived for the slabs up to i - 2. That slot has
+slab i - stages, and is handed back when the products of the slab after it have begun. As there are three
+slots or more, every warp arrives for that one before it waits. Step 1 waits for copies that wait for no
+kernel.
 """
 
 import functools
@@ -36,8 +37,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, int32, int64
 
-from shmemkit.device import load_vec16, store_vec16
-from shmemkit.device.cuda.accumulators import ROW_BITS
 from shmemkit.device.cuda.mbarrier import mbarrier_arrive, mbarrier_wait
 from shmemkit.device.cuda.mma import cp_async, cp_async_commit, cp_async_wait
 from shmemkit.device.cuda.register_tuples import for_each_part, map_parts
@@ -47,11 +46,11 @@ from shmemkit.device.cuda.wgmma import SLAB
 from shmemkit.device.shmem.signals import wait
 from shmemkit.device.swizzle import quotient
 from shmemkit.gemm.epilogue import inline
-from shmemkit.gemm.grouped.sm90 import GROUP, choose, stacked
+from shmemkit.gemm.grouped.expert_tiles import expert_of, row_of
+from shmemkit.gemm.grouped.sm90 import GROUP, choose, storing_rows, weights_that_cannot_be_loaded
 from shmemkit.gemm.sm90 import (
     ALONE,
     BESIDE,
-    ITEMSIZE,
     WARPGROUP,
     WATCHING,
     Layout,
@@ -59,10 +58,10 @@ from shmemkit.gemm.sm90 import (
     all_blocks,
     gemm_body,
 )
-from shmemkit.gemm.sm90_host import ALIGNED, as_rows, major, taken
+from shmemkit.gemm.sm90_host import ALIGNED, taken
 from shmemkit.support.arrays import address_of
 
-from .expert_index import expert_of, row_of, rows_in, source_of
+from .expert_index import rows_in, source_of
 
 UNTRIED = "it has not been tried on GPUs yet"  # so "auto" does not take it
 
@@ -202,10 +201,13 @@ def gathering(tile, kinds, order, others):
 def gathered_body(tile, kinds, order, others, exchange=ALONE, blocks=all_blocks):
     """-> ``gemm_body`` of such a product: the kernel gives it `m` of ``extra.n_m * tile.m``. `exchange`: of
     which ``take`` and ``settle`` are used"""
-    layout, itemsize = Layout(tile, kinds), ITEMSIZE[kinds.out_dtype]
-    row_bytes, (shift, mask) = layout.row_bytes, ROW_BITS[layout.row_bytes]
-    units, by_k = row_bytes // 16, kinds.b_major == "k"
-    log_units = units.bit_length() - 1
+    by_k = kinds.b_major == "k"
+
+    @inline
+    def row_in_out(tile, row, extra):
+        return int64(extra.pairs[row_of(tile) + row])
+
+    store_rows = storing_rows(tile, kinds, row_in_out)
 
     @inline
     def first_rows(m, tile_m, extra):
@@ -225,14 +227,8 @@ def gathered_body(tile, kinds, order, others, exchange=ALONE, blocks=all_blocks)
     @inline
     def send(piece, map_out, tile, n, lane, extra):
         first = 16 * ((cuda.threadIdx.x - WARPGROUP) >> 5)  # which the tile's row includes
-        left, unit = rows_in(tile) - first, lane & (units - 1)
-        to = n * itemsize + 16 * unit
-        for i in range(units // 2):
-            row = (lane >> log_units) + i * (32 // units)
-            if row < left and to < extra.size_n * itemsize:
-                words = load_vec16(piece, row * row_bytes + ((unit ^ (row >> shift & mask)) << 4))
-                pair = int64(extra.pairs[row_of(tile) + row])
-                store_vec16(extra.out, pair * extra.pitch + to, words)
+        left = rows_in(tile) - first
+        store_rows(piece, tile, n, left, extra.size_n, extra.out, extra.pitch, lane, extra)
 
     exchange = exchange._replace(rows=first_rows, watch=gathering(tile, kinds, order, others))
     return gemm_body(
@@ -256,14 +252,8 @@ def refused(k, n, w, **arrays):
     """-> why the kernels do not take these arrays, or None. `arrays`: x and out, C-contiguous"""
     if k % UNIT or n % UNIT:
         return f"K is {k} and N is {n}; they must be multiples of {UNIT}"
-    matrix = stacked(w)
-    if matrix is None or not taken(as_rows(matrix)):
-        return (
-            f"w has strides {w.strides}; its experts must lie one after another, with rows or columns that "
-            f"are contiguous and begin at multiples of {ALIGNED} bytes"
-        )
-    if major(matrix) == "mn" and k % SLAB:
-        return f"K is {k}, and w's columns are contiguous; then K must be a multiple of {SLAB}"
+    if reason := weights_that_cannot_be_loaded(w):
+        return reason
     for name, array in arrays.items():
         if not taken(array):
             return f"{name} is at {address_of(array):#x}; it must be at a multiple of {ALIGNED} bytes"

@@ -10,9 +10,9 @@ Methods:
               Another one does that for the last columns, on all multiprocessors. Hopper, one node
   sequential  sorted rows, ``GroupedGemm``, rows that are put back, sums, ``ReduceScatter``
 
-"fused": rows that are sorted by expert are of all tokens, so no rank's tokens are ready before all others
-are. But columns are. The product (``gathered_rows.py``) goes through them chunk after chunk, and stores its
-results, rounded, to y; ``weighted_rows.py`` has the rest.
+"fused": rows that are sorted by expert mix the tokens of all ranks, so the tokens of one rank are ready only
+at the end. But some columns of all tokens are ready early. The product (``gathered_rows.py``) computes chunk
+after chunk of columns, and stores its results, rounded, to y; ``weighted_rows.py`` has the rest.
 
 Tiles     those of chunk 0 first, then those of chunk 1, ..
 Y_full    y_full[c], local: how often a warp has stored its part of a tile of chunk c. 0 between calls
@@ -43,8 +43,8 @@ from shmemkit.collectives.reduce_scatter import ReduceScatter
 from shmemkit.device.cuda.float_storage import element
 from shmemkit.device.shmem.ordered_access import red_release
 from shmemkit.device.swizzle import grouped, quotient
-from shmemkit.gemm import check_memory, gpu_of
-from shmemkit.gemm.distributed import Products, multiprocessors_of_all
+from shmemkit.gemm import gpu_of
+from shmemkit.gemm.distributed import multiprocessors_of_all
 from shmemkit.gemm.epilogue import inline
 from shmemkit.gemm.grouped.sm90 import stacked
 from shmemkit.gemm.problem import HALVES, Problem
@@ -53,12 +53,12 @@ from shmemkit.gemm.sm90_host import Choice, bind_gemm
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import call_on, new_output, with_shape
-from shmemkit.support.settings import array_text, integer, one_of
+from shmemkit.support.settings import integer, one_of
 from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, GroupedGemmReduceScatterMethod, Shape
 
-from .expert_index import ExpertIndex, index_of
-from .gathered_rows import UNTRIED, Rows, check_columns, gathered_body, refused, tile_of
+from .expert_index import ExpertIndex
+from .expert_layer import ExpertLayer
+from .gathered_rows import Rows, check_columns, gathered_body, refused, tile_of
 from .moved_rows import moved_product, threads_of
 from .weighted_rows import CHUNKS, Sums, steps_of
 
@@ -133,44 +133,27 @@ def grouped_rs_kernel(tile, kinds):
         sizes,
         x,
         n_pairs,
-        y,
-        out,
-        weights,
-        ids,
-        n_experts,
-        topk,
-        tokens,
-        columns,
-        y_full,
-        staged,
-        room,
-        full,
-        sent,
-        offsets,
+        given,
         epochs,
-        me,
-        n_ranks,
         senders,
         until,
     ):
         """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a
-        and map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; all else as of ``Sums``, and
+        and map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; x, n_pairs: as of ``Rows``
 
+        given            Sums, up to the epoch
+        epochs           int64 (1,), local
         senders, until   the first blocks, which do the steps up to that one
         grid             all blocks must be resident
         """
         n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
+        sums = Sums(*(*given, epochs[0] + 1, n_m * warps))  # pyright: ignore[reportCallIssue]
         if cuda.blockIdx.x < senders:
-            chunk_bytes = columns * tile_n * 2
-            sums = Sums(
-                *(y, out, 2 * n, weights, ids, n_experts, topk, tokens, chunk_bytes, y_full, n_m * warps),
-                *(columns, n_n, staged, room, full, sent, offsets, epochs[0] + 1, me, n_ranks),
-            )
             run(0, until, True, cuda.blockIdx.x, senders, sums)  # 3
         else:
             extra = Rows(
-                *(pairs, tiles, n_m, n_n, n, k, x, (0, n_pairs), x, 1, sent, me, n_ranks, y, 2 * n),
-                (senders, y_full, columns),
+                *(pairs, tiles, n_m, n_n, n, k, x, (0, n_pairs), x, 1, sums.sent, sums.me, sums.n_ranks),
+                *(sums.y, 2 * n, (senders, sums.y_full, sums.columns)),
             )
             gemm(map_a, map_b, map_out, bias, n_m * tile_m, n, k, 1, partials, arrivals, extra)
 
@@ -183,42 +166,16 @@ def last_steps_kernel(dtype):
     run = steps_of(dtype)
 
     @cuda.jit
-    def last_steps(
-        n,
-        y,
-        out,
-        weights,
-        ids,
-        n_experts,
-        topk,
-        tokens,
-        tile_n,
-        columns,
-        y_full,
-        staged,
-        room,
-        full,
-        sent,
-        offsets,
-        epochs,
-        ended,
-        me,
-        n_ranks,
-        begin,
-        end,
-    ):
+    def last_steps(given, epochs, ended, begin, end):
         """As of ``grouped_rs_kernel``, after it; ended: int32 (1,), 0
 
         grid     any number of blocks, which must be resident, and threads
         """
-        epoch, n_n = epochs[0] + 1, (n + tile_n - 1) // tile_n
-        sums = Sums(
-            *(y, out, 2 * n, weights, ids, n_experts, topk, tokens, columns * tile_n * 2, y_full, 0),
-            *(columns, n_n, staged, room, full, sent, offsets, epoch, me, n_ranks),
-        )
+        epoch = epochs[0] + 1
+        sums = Sums(*(*given, epoch, 0))  # pyright: ignore[reportCallIssue]
         run(begin, end, False, cuda.blockIdx.x, cuda.gridDim.x, sums)  # 4
         if cuda.blockIdx.x == 0 and cuda.threadIdx.x < CHUNKS:
-            y_full[cuda.threadIdx.x] = 0  # 5
+            sums.y_full[cuda.threadIdx.x] = 0  # 5
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
             cuda.threadfence()
@@ -267,7 +224,8 @@ class Fused(Method):
     def prepare(self, max_tokens, topk, max_n, dtype, options):
         world, self.options = self.world, options
         world.check_reach("fused")
-        self.multiprocessors = multiprocessors_of_all(world, "fused")
+        self.within(2, 2)
+        self.multiprocessors = multiprocessors_of_all(world, "fused", sms=self.sms)
         if self.multiprocessors < 2:
             raise ValueError("fused: the GPU has one multiprocessor; it must have 2 or more, to send by some")
         n_ranks = world.n_ranks
@@ -292,36 +250,36 @@ class Fused(Method):
         columns = -(-n_n // (self.options["chunks"] or CHUNKS))
         n_steps = 2 * -(-n_n // columns)
         until = max(0, n_steps - 3)
-        of_y, of_out = y.view("uint8"), out.reshape(-1).view("uint8")
-        of_tokens = weights.reshape(-1), index.ids, n_experts, index.topk, out.shape[0]
-        exchange = self.y_full, self.staged, self.room, self.full, self.sent, self.offsets, self.epochs
+        given = (
+            *(y.view("uint8"), out.reshape(-1).view("uint8"), 2 * n, weights.reshape(-1), index.ids),
+            *(n_experts, index.topk, out.shape[0], columns * tile.n * 2, self.y_full, columns, n_n),
+            *(self.staged, self.room, self.full, self.sent, self.offsets, world.rank, world.n_ranks),
+        )
         product = bind_gemm(
             grouped_rs_kernel,
             *(Problem(x, matrix.T, y.reshape(n_pairs, n), None, None), Choice(tile, 1), sms - senders),
-            *(index.pairs, index.tiles, index.sizes, x.reshape(-1).view("uint16"), n_pairs, of_y, of_out),
-            *(*of_tokens, columns, *exchange, world.rank, world.n_ranks, senders, until),
+            *(index.pairs, index.tiles, index.sizes, x.reshape(-1).view("uint16"), n_pairs),
+            *(given, self.epochs, senders, until),
             m=index.max_tiles * tile.m,
             n=n,
             k=k,
             n_tiles=index.max_tiles * n_n,
             beside=senders,
             co_resident=True,
+            group=world,
         )
-        last = self.launch(
-            last_steps_kernel(out.dtype.name),
-            sms,
-            *(n, of_y, of_out, *of_tokens, tile.n, columns, *exchange, self.ended),
-            *(world.rank, world.n_ranks, until, n_steps),
-        )
+        arguments = given, self.epochs, self.ended, until, n_steps
+        kernel = last_steps_kernel(out.dtype.name)
+        last = bind(kernel, sms, self.threads, arguments, co_resident=True, group=world)
         return [*steps, product, last]
 
 
 class Sequential:
     """The method "sequential"."""
 
-    def __init__(self, world, max_tokens, topk, max_n, dtype):
-        self.world, self.gpu = world, gpu_of(world)
-        self._scatter = ReduceScatter(world, max_tokens * max_n * 2)
+    def __init__(self, world, max_tokens, topk, max_n, dtype, sms=None):
+        self.world, self.gpu = world, gpu_of(world).limited(sms)
+        self._scatter = ReduceScatter(world, max_tokens * max_n * 2, sms=sms)
         self._sums = self._scatter.output(max_tokens * max_n, dtype)
         self._y = world.xp.empty(max_tokens * topk * max_n, dtype)
 
@@ -332,7 +290,7 @@ class Sequential:
         arguments = sums.view("uint16"), y.view("uint16"), weights.reshape(-1), index.ids
         add = bind(
             sum_kernel(out.dtype.name),
-            min(index.tokens, 8 * self.gpu.multiprocessors),
+            self.gpu.blocks(min(index.tokens, 8 * self.gpu.multiprocessors)),
             threads_of(world),
             (*arguments, index.n_experts, index.topk),
         )
@@ -349,7 +307,7 @@ class Sequential:
 # ---- the host object
 
 
-class GroupedGemmReduceScatter(Products):
+class GroupedGemmReduceScatter(ExpertLayer):
     """Multiply rows by the weights of their experts, add up those of a token, and sum them over the ranks;
     each rank gets its tokens' sums. Collective.
 
@@ -371,6 +329,7 @@ class GroupedGemmReduceScatter(Products):
                          columns  of a tile: a multiple of 16 up to 256
                          chunks   of columns, 1 to 8, that travel while the next are computed
                          senders  blocks that send beside the product
+    sms                the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
 
     Products are rounded to dtype. The weighted sum of a token's products is added up in float32, in the order
     of j, and rounded; the sums of the ranks are added up in float32, in the order of the ranks, and rounded.
@@ -398,6 +357,7 @@ class GroupedGemmReduceScatter(Products):
         method: GroupedGemmReduceScatterMethod = "auto",
         *,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         who = "GroupedGemmReduceScatter"
 
@@ -410,22 +370,10 @@ class GroupedGemmReduceScatter(Products):
             vars(self).update({name: integer(who, name, size, 1) for name, size in sizes.items()})
             return {name: getattr(self, name) for name in sizes} | {"dtype": self.dtype.name}
 
-        super().__init__(world, method, options, check)
-        self.refused = {}
+        super().__init__(world, method, options, check, sms)
         sizes = self.max_tokens, self.topk, self.max_n, self.dtype
-        self.used = method
-        if method == "auto":
-            self.refused["fused"], self.used = UNTRIED, "sequential"
-        self._method: Any = None
-        if self.used == "fused":
-            self._method = self._part(Fused, world, *sizes, self.options)
-        else:
-            self._method = self._part(Sequential, world, *sizes)
-
-    @staticmethod
-    def methods_for(n_nodes: int) -> tuple[str, ...]:
-        """The names of the methods that are for so many nodes: what "auto" takes one of."""
-        return ("fused", "sequential") if n_nodes == 1 else ("sequential",)
+        more = (self.options,) if self.used == "fused" else ()
+        self._method: Any = self._part(self.METHODS[self.used], world, *sizes, *more)
 
     def __call__(
         self,
@@ -458,22 +406,11 @@ class GroupedGemmReduceScatter(Products):
 
         TypeError or ValueError for what this rank can see to be wrong; then nothing is enqueued.
         """
-        self._check_alive()
-        world, who = self.world, type(self).__name__
-        index = topk_ids if isinstance(topk_ids, ExpertIndex) else None
-        ids = topk_ids if index is None else index.topk_ids
-        stream, waits = call_on(world, stream, x, w, ids, weights, out)
-        given = {"x": x, "w": w, "topk_ids": ids, "weights": weights}
-        arrays: Any = {name: with_shape(who, name, array, world.xp) for name, array in given.items()}
-        if out is None:
-            shape = self._shape(**arrays)
-            out = new_output(x, shape, self.dtype, world.xp, stream, world.backend.follow)
-        self._enqueue({**arrays, "out": out}, stream, waits, index)
-        return out
+        operands = {"x": x, "w": w, "topk_ids": topk_ids, "weights": weights}
+        return self._multiply(operands, out, stream)
 
     # -- inside
     def _shape(self, x, w, topk_ids, weights):
-        """-> that of out"""
         n_ranks, who = self.world.n_ranks, type(self).__name__
         right = x.ndim == topk_ids.ndim == weights.ndim == 2 and w.ndim == 3 and x.shape[1] == w.shape[2]
         right = right and x.shape[0] == topk_ids.shape[0] * topk_ids.shape[1]
@@ -485,9 +422,8 @@ class GroupedGemmReduceScatter(Products):
             )
         return topk_ids.shape[0] // n_ranks, w.shape[1]
 
-    def _plan(self, arrays, index):
-        who, (x, w, ids, weights, out) = type(self).__name__, arrays.values()
-        shape = self._shape(x, w, ids, weights)
+    def _check(self, x, w, topk_ids, weights, out):
+        who, (tokens, topk), n = type(self).__name__, topk_ids.shape, w.shape[1]
         for name, array in (("x", x), ("w", w), ("out", out)):
             if array.dtype != self.dtype:
                 raise ValueError(
@@ -495,24 +431,15 @@ class GroupedGemmReduceScatter(Products):
                 )
         if weights.dtype.name != "float32":
             raise ValueError(f"{who}: weights is {weights.dtype}; it must be float32")
-        for name, array in (("x", x), ("weights", weights), ("out", out)):
-            if not array.flags.c_contiguous:
-                raise ValueError(f"{who}: {name} is {array_text(array)}; it must be C-contiguous")
-        if out.shape != shape:
-            raise ValueError(f"{who}: out is {array_text(out)}; it must be {shape}")
-        (tokens, topk), n = ids.shape, w.shape[1]
         if tokens > self.max_tokens or topk > self.topk or n > self.max_n:
             raise ValueError(
                 f"{who}: there are {tokens} tokens of {topk} experts, and {n} columns, more than max_tokens="
                 f"{self.max_tokens}, topk={self.topk} and max_n={self.max_n}. Make one with larger ones"
             )
-        check_memory(who, out, x=x, w=w, topk_ids=ids, weights=weights)
-        if not out.size:
-            return lambda stream: None
-        if not x.shape[1]:
-            raise ValueError(f"{who}: x is {x.shape}; K must be 1 or more")
-        index, steps = index_of(who, self.world, index or ids, w.shape[0])
-        return _Bound(self._method.bind(x, w, weights, index, steps, out), index)
+
+    def _bind(self, arrays, index, steps):
+        x, w, _, weights, out = arrays.values()
+        return self._method.bind(x, w, weights, index, steps, out)
 
     def output(self, shape: Shape, dtype: DType | None = None) -> Array:
         """-> a symmetric array for a result, of this shape on all ranks, and of this object's dtype.
@@ -521,33 +448,23 @@ class GroupedGemmReduceScatter(Products):
         return super().output(shape, self.dtype if dtype is None else dtype)
 
 
-class _Bound:
-    """A bound call."""
-
-    def __init__(self, steps, index):
-        self._steps, self._kept = steps, index
-
-    def __call__(self, stream):
-        for step in self._steps:
-            step(stream)
+_number, _ints, _bytes, _signals = types.int64, types.int32[::1], types.uint8[::1], types.uint64[::1]
+_SUMS = types.Tuple(
+    (
+        *(_bytes, _bytes, _number, types.float32[::1], _ints, *(_number,) * 4, _signals, _number, _number),
+        *(_bytes, _number, _signals, _ints, _number[::1], _number, _number),
+    )
+)
 
 
 def _listed(tile, *kinds):
-    kinds, words, number, ints = Kinds(*kinds), types.uint16[::1], types.int64, types.int32[::1]
-    signals, bytes_ = types.uint64[::1], types.uint8[::1]
-    more = (
-        *(ints, number[::1], ints, words, number, bytes_, bytes_, types.float32[::1], ints, *(number,) * 4),
-        *(signals, bytes_, number, signals, ints, number[::1], number[::1], *(number,) * 4),
-    )
+    kinds = Kinds(*kinds)
+    more = _ints, _number[::1], _ints, types.uint16[::1], _number, _SUMS, _number[::1], _number, _number
     return grouped_rs_kernel(Tile(*tile), kinds), signature(kinds, *more), (9, 0)
 
 
 def _listed_last(dtype):
-    number, ints, signals, bytes_ = types.int64, types.int32[::1], types.uint64[::1], types.uint8[::1]
-    return last_steps_kernel(dtype), (
-        *(number, bytes_, bytes_, types.float32[::1], ints, *(number,) * 5, signals, bytes_, number),
-        *(signals, ints, number[::1], number[::1], ints, *(number,) * 4),
-    )
+    return last_steps_kernel(dtype), (_SUMS, _number[::1], _ints, _number, _number)
 
 
 _BF16 = "bfloat16", "k", "k", "bfloat16"

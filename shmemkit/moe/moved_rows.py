@@ -57,7 +57,7 @@ def moved_product(world, gpu, index, topk, x, w, out):
     """-> the steps that compute out[pairs[i]] = x[row of pairs[i]] @ w[e].T, where `topk` pairs have a row"""
     n_pairs, xp = index.pairs.size, world.xp
     rows, results = xp.empty((n_pairs, x.shape[1]), x.dtype), xp.empty((n_pairs, w.shape[1]), x.dtype)
-    blocks, threads = min(n_pairs, BLOCKS * gpu.multiprocessors), threads_of(world)
+    blocks, threads = gpu.blocks(min(n_pairs, BLOCKS * gpu.multiprocessors)), threads_of(world)
     take = bind(take_rows, blocks, threads, (*words_of(rows, x), index.pairs, index.sizes, topk))
     arrays = {"x": rows, "w": w, "counts": index.counts, "out": results, "bias": None}
     product = GroupedGemm()._bind(arrays, None, gpu, None)

@@ -22,10 +22,12 @@ def reciprocal_of(n_local):
     return -(-(1 << SHIFT) // n_local)
 
 
-def divide_blocks(world, part, sending, receiving):
-    """-> (blocks that send, all blocks): the fraction `part` of all possible blocks sends, the others
-    receive, but never more than there is work for."""
-    most = max(2, BLOCKS * world.backend.multiprocessors)
+def divide_blocks(method, part, sending, receiving, blocks=BLOCKS):
+    """-> (blocks that send, all blocks): the fraction `part` of all possible blocks, `blocks` for each
+    multiprocessor, sends, the others receive, but never more than there is work for; within the budget of the
+    `method`, of 2 at least."""
+    method.within(2, 2)
+    most = method.within(max(2, blocks * method.world.backend.multiprocessors))
     senders = min(sending, max(1, int(part * most)))
     return senders, senders + min(receiving, most - senders)
 

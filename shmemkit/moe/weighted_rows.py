@@ -51,11 +51,11 @@ class Sums(NamedTuple):
     weights, ids         of the pairs: float32, int32 or int64; expert numbers from 0 to n_experts - 1 count
     tokens               of a rank
     chunk_bytes          of a row
-    y_full, target       uint64: y_full[c] is `target` times the chunk's columns of tiles when y has chunk c
     columns, n_columns   of tiles: of a chunk, and of all
     staged, room         uint8 (2 * n_ranks * room,), symmetric
     full                 uint64 (n_ranks * CHUNKS,), symmetric; sent: int32, as many, zeros
     offsets              as of `peer_at`
+    y_full, target       uint64: y_full[c] is `target` times the chunk's columns of tiles when y has chunk c
     """
 
     y: Any
@@ -68,7 +68,6 @@ class Sums(NamedTuple):
     tokens: Any
     chunk_bytes: Any
     y_full: Any
-    target: Any
     columns: Any
     n_columns: Any
     staged: Any
@@ -76,9 +75,10 @@ class Sums(NamedTuple):
     full: Any
     sent: Any
     offsets: Any
-    epoch: Any
     me: Any
     n_ranks: Any
+    epoch: Any
+    target: Any
 
 
 @inline

@@ -109,7 +109,7 @@ class GpuRecorder:
     """Records from when it is made until ``stop``. Collective."""
 
     def __init__(self, world, records):
-        self.world = world
+        self.world, self.me = world, world.world_rank(world.rank)
         self.capacity = records or RECORDS
         self.sms = world.backend.multiprocessors
         self.buffer = world.xp.zeros(timeline_records.bytes_of_buffer(self.sms, self.capacity) // 8, "uint64")
@@ -128,7 +128,8 @@ class GpuRecorder:
         signals = world.signals(world.n_ranks, name="timeline.ping_pong")
         times = world.xp.zeros(2 * ROUNDS, "uint64")
         unreached = world.host_allgather(world.backend.unreached(nvlink=False))
-        call = bind(ping_pong_kernel(any(unreached)), 1, 1, (signals, times, 0, ROUNDS))
+        kernel, arguments = ping_pong_kernel(any(unreached)), (signals, times, 0, ROUNDS)
+        call = bind(kernel, 1, 1, arguments, group=world)
         mine = (0, 0)
         for peer in range(1, world.n_ranks):
             call.set("peer", peer)
@@ -203,14 +204,14 @@ class GpuRecorder:
 
     def _recorded(self, words):
         records, lost = timeline_records.decoded(words, self.sms, self.capacity)
-        spans, marks = spans_of(records, self.world.rank, self._what)
+        spans, marks = spans_of(records, self.me, self._what)
         return [*spans, *self._of_copies(), *self._of_host()], marks, lost + self.lost
 
     def _trace(self, spans, marks, lost, base, **about):
         for span in spans:
             span.begin, span.end = span.begin - base, span.end - base
         marks = [mark._replace(time=mark.time - base) for mark in marks]
-        dropped = {str(self.world.rank): lost} if lost else {}
+        dropped = {str(self.me): lost} if lost else {}
         return trace(spans, marks, unit="ns", dropped=dropped, **about)
 
     def _of_copies(self):
@@ -218,15 +219,13 @@ class GpuRecorder:
             since, took = (self.world.backend.elapsed_ns(*p) for p in ((self._event, begin), (begin, end)))
             if since is not None and took is not None:  # else it has not run, as those of a graph
                 owner = self.world.locate(address)[2]
-                name = "copy" if owner in (None, self.world.rank) else f"copy to rank {owner}"
+                name = "copy" if owner in (None, self.me) else f"copy to rank {owner}"
                 first = self._seen + since
-                yield Span(
-                    Track(self.world.rank, COPIES), "copy", name, first, first + took, {"bytes": n_bytes}
-                )
+                yield Span(Track(self.me, COPIES), "copy", name, first, first + took, {"bytes": n_bytes})
 
     def _of_host(self):
         for name, begin, end in self.calls:
-            yield Span(Track(self.world.rank), "host", name, begin - self._ahead, end - self._ahead)
+            yield Span(Track(self.me), "host", name, begin - self._ahead, end - self._ahead)
 
     def _what(self, address):
         name, index, owner = self.world.locate(address)

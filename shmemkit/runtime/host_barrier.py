@@ -12,7 +12,7 @@ Without a limit, the first rank that waits prints on standard error, once, who i
 import time
 from typing import Any
 
-from shmemkit.support.agreement import shown_by
+from shmemkit.support.agreement import of_group, shown_by
 from shmemkit.support.command_line import say
 from shmemkit.support.timeouts import RankTimeout, missing_text
 
@@ -25,9 +25,11 @@ class BoundedBarrier:
     """Barriers of the ranks of `comm`, an mpi4py communicator. Collective.
 
     limit   seconds, or None for no limit; the first limit that passes ends the barrier for all ranks
+    ranks   of the World, if `comm` is a group's
     """
 
-    def __init__(self, comm, limit=None):
+    def __init__(self, comm, limit=None, ranks=None):
+        self._ranks = ranks
         self.comm = comm.Dup()  # separate from all other messages
         self.rank, self.n_ranks, self.limit = comm.Get_rank(), comm.Get_size(), limit
         self.epoch = 0
@@ -75,8 +77,15 @@ class BoundedBarrier:
             self.given_up = call, missing, self.limit
             self._tell_all("given up", self.epoch, self.given_up)
         elif self.rank == min({*there, self.rank}):
-            text = missing_text(call, missing, sorted({*there, self.rank}), PATIENCE)
-            say(f"shmemkit: {text}, waiting")
+            say(f"shmemkit: {self._missing_text(call, missing, {*there, self.rank}, PATIENCE)}, waiting")
+
+    def _missing_text(self, call, missing, there, waited):
+        """It names ranks of the World."""
+        text = missing_text(call, self._in_world(missing), self._in_world(there), waited)
+        return text if self._ranks is None else text + of_group(self._ranks)
+
+    def _in_world(self, ranks):
+        return sorted(ranks if self._ranks is None else (self._ranks[rank] for rank in ranks))
 
     def _tell_all(self, *message):
         for rank in range(self.n_ranks):
@@ -106,8 +115,9 @@ class BoundedBarrier:
     def _error(self):
         call, missing, limit = self.given_up
         there = [r for r in range(self.n_ranks) if r not in missing]
-        text = missing_text(call, missing, there, limit)
+        text = self._missing_text(call, missing, there, limit)
+        (me,) = self._in_world([self.rank])
         if self.rank in missing:
-            text += f"; rank {self.rank} came too late"
+            text += f"; rank {me} came too late"
         text += ". No further barrier of these ranks can complete. End the program"
-        return shown_by(there[0], RankTimeout(text, self.rank, call, missing))
+        return shown_by(there[0], RankTimeout(text, me, call, self._in_world(missing)))

@@ -24,8 +24,8 @@ import numpy as np
 from numba.cuda import types
 
 from shmemkit.backends.streams import address_of_stream
-from shmemkit.compiler import jit_cache
-from shmemkit.compiler.bounded_compile import compile_armed
+from shmemkit.compiler import kernel_cache, type_check
+from shmemkit.compiler.bounded_compile import compile_form
 from shmemkit.compiler.numba_internals import CUDADispatcher
 from shmemkit.device.cuda.marks import begin_kernel, end_kernel
 from shmemkit.device.cuda.timeline_records import host_call, modules
@@ -36,6 +36,8 @@ from shmemkit.support.garbage_collection import uncollected
 from shmemkit.support.host_program import current_world
 from shmemkit.support.settings import integer, listed, shown
 from shmemkit.typing import AnyStream, Shape
+
+from .symmetric_memory import SymmetricMemory
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -56,6 +58,7 @@ def bind(
     co_resident: bool = False,
     pdl: bool = False,
     timeout: float | None = None,
+    group: SymmetricMemory | None = None,
 ) -> Launch:
     """Bind `kernel` to a launch configuration and arguments, and return a bound launch `b`.
 
@@ -81,6 +84,9 @@ def bind(
                   docs/timeouts.md). Default: SHMEMKIT_TIMEOUT, else no limit. The emulator, which finds
                   deadlocks by itself, only checks the number
 
+    group         a Group: rank(), num_ranks(), symm_at, notify, puts, barriers and teams of the kernel are
+                  the group's. Default: the World's, as in ``kernel[grid, block](...)``
+
     ``b()`` launches; ``b(stream=s)`` launches on another stream. ``b.set(which, value)`` replaces an
     argument, by position or name, from the next launch on; the type stays the same. Both work while a stream
     captures a CUDA graph: the graph keeps the arguments that it was captured with, and the caller keeps their
@@ -91,7 +97,7 @@ def bind(
 
     TypeError for arguments that a kernel cannot take, ValueError for a configuration that cannot run,
     RuntimeError without a World on a machine without a GPU. ``b()`` raises SignalTimeout, and launches
-    nothing, when waits of an earlier launch have expired.
+    nothing, when waits of an earlier launch have expired, and RuntimeError when its group has ended.
     """
     if not isinstance(kernel, CUDADispatcher):
         raise TypeError(f"bind(): kernel is {shown(kernel)}; it must be a function decorated with @cuda.jit")
@@ -115,6 +121,11 @@ def bind(
         timeout = timeouts.as_seconds(timeout, "bind(): timeout")
     timeouts.default()  # a bad one is refused here, not while a kernel is compiled
     world = current_world()
+    if group is not None:
+        if not isinstance(group, SymmetricMemory):
+            raise TypeError(f"bind(): group is {shown(group)}; it must be a Group, as World.split() returns")
+        group._check_alive("bind")
+        group = None if group is world else group
     if world is None and gpus.n_gpus() == 0:
         raise RuntimeError(
             "bind(): there is no GPU, and no World to emulate one. Call shmemkit.init() first, in this thread"
@@ -123,7 +134,9 @@ def bind(
     if stream is None:
         stream = world.stream if world is not None else None
     launch = _EmulatedLaunch if emulated else _GpuLaunch
-    return launch(kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout)
+    return launch(
+        kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout, group
+    )
 
 
 def _dimensions(value, name, most):
@@ -292,20 +305,37 @@ class _EmulatedLaunch(Launch):
     """Launches through ``kernel[...]``, which the emulator has taken over."""
 
     def __init__(
-        self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout
+        self,
+        kernel,
+        grid,
+        block,
+        args,
+        stream,
+        shared,
+        cluster,
+        cooperative,
+        co_resident,
+        pdl,
+        timeout,
+        group,
     ):
         # All blocks of an emulated grid are live at once: cooperative and co_resident hold by themselves.
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
+        type_check.check(kernel, self._args)
         self._pdl = pdl
         self._blocks_of_cluster = 1 if cluster is None else cluster[0]
+        self._group, self._members = group, None if group is None else group.backend.members
         self._default = self._on(stream)
 
     def _on(self, stream):
         return self.kernel.configure(
-            self.grid, self.block, stream, self.shared, self._pdl, self._blocks_of_cluster
+            *(self.grid, self.block, stream, self.shared),
+            *(self._pdl, self._blocks_of_cluster, self._members),
         )
 
     def __call__(self, stream=None):
+        if self._group is not None:
+            self._group._check_alive(f"kernel {self.name}")
         (self._default if stream is None else self._on(stream))(*self._args)
 
     def _replace(self, index, value):
@@ -318,13 +348,25 @@ class _GpuLaunch(Launch):
     """Launches with cuLaunchKernel on a buffer of packed arguments."""
 
     def __init__(
-        self, kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout
+        self,
+        kernel,
+        grid,
+        block,
+        args,
+        stream,
+        shared,
+        cluster,
+        cooperative,
+        co_resident,
+        pdl,
+        timeout,
+        group,
     ):
         from cuda.bindings import driver
 
         _prepare_process()
         self._driver, self._module = driver, sys.modules.get("cupy")
-        self._recorded = modules.recorder is not None
+        self._recorded, self._group = modules.recorder is not None, group
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
         compiled = self._compile(timeout)
         self._types = list(compiled.argument_types)
@@ -350,10 +392,14 @@ class _GpuLaunch(Launch):
     @uncollected()  # it would take a tenth of the time
     def _compile(self, timeout):
         argument_types = self._types_to_compile()
+        around = (begin_kernel, end_kernel) if self._recorded else None
         if timeout is not None or self._recorded:
-            around = (begin_kernel, end_kernel) if self._recorded else None
-            return compile_armed(self.kernel, argument_types, timeout, around)
-        return self.kernel.compile(argument_types)
+            compiled = compile_form(self.kernel, argument_types, timeout, around)
+        else:
+            compiled = self.kernel.compile(argument_types)
+        if self._group is not None and _calls_nvshmem(compiled):
+            return compile_form(self.kernel, argument_types, timeout, around, grouped=True)
+        return compiled
 
     def _types_to_compile(self):
         """The arguments' types, or those that the kernel was declared for."""
@@ -370,8 +416,11 @@ class _GpuLaunch(Launch):
 
     def _load(self, compiled):
         """Load all of the module now, and initialize it (NVSHMEM's state, the table of peers)."""
-        compiled.bind()
-        numba_function = compiled._codelibrary.get_cufunc()
+        if self._group is None:
+            compiled.bind()
+            numba_function = compiled._codelibrary.get_cufunc()
+        else:
+            numba_function = self._group.backend.load(compiled)
         self._keep = compiled, numba_function
         driver = self._driver
         self._kernel = driver.CUkernel(int(numba_function.handle))
@@ -508,6 +557,8 @@ class _GpuLaunch(Launch):
 
     def __call__(self, stream=None):
         bounded_waits.check()
+        if self._group is not None:  # its module is gone with it
+            self._group._check_alive(f"kernel {self.name}")
         launch = self._default if stream is None else self._on(address_of_stream(stream))
         if self._recorded:
             with host_call(f"launch {self.name}"):
@@ -570,10 +621,15 @@ class _GpuLaunch(Launch):
         raise RuntimeError(f"{message} (in it, or in work enqueued before)")
 
 
+def _calls_nvshmem(compiled):
+    """Whether a compiled kernel calls functions of NVSHMEM, which take the World's ranks."""
+    return any("nvshmem" in str(module) for module in compiled._codelibrary.modules)
+
+
 @functools.cache
 def _prepare_process():
     """The JIT cache and the types of CuPy arrays, as a World installs them, for processes without one."""
-    jit_cache.install()
+    kernel_cache.install()
     try:
         from shmemkit.compiler.cupy_arrays import register_arrays
     except ImportError:  # without CuPy the arrays are others

@@ -85,11 +85,10 @@ class ExitHandler:
     def fail(self, kind, error, trace):
         """Show an exception that nobody caught, and end all ranks."""
         rank = self.comm.Get_rank() if self.comm is not None else 0
-        if getattr(error, "shown_by", rank) == rank:
-            of = "failed at exit" if self.comm is None else f"rank {rank} of {self.comm.Get_size()} failed"
-            say(f"shmemkit: {of}\n{told(error)}")
-        else:
-            time.sleep(2.0)  # another rank shows it
+        if getattr(error, "shown_by", rank) != rank:
+            time.sleep(5.0)  # another rank shows it, and ends this one
+        of = "failed at exit" if self.comm is None else f"rank {rank} of {self.comm.Get_size()} failed"
+        say(f"shmemkit: {of}\n{told(error)}")
         if self.world is not None:
             with contextlib.suppress(Exception):
                 self.world.end_timeline(error)

@@ -93,13 +93,15 @@ def team_barrier_kernel(arrivals, epoch, first, end, signals):
         epoch[0] = target
 
 
-def bind_barrier(arrivals, epoch, n_ranks, stream):
-    """The barrier, bound to `stream`. Of uint64: arrivals, symmetric, n_ranks zeros; epoch, local, one."""
-    return bind(barrier_kernel, 1, min(n_ranks, MAX_THREADS), (arrivals, epoch), stream=stream)
+def bind_barrier(arrivals, epoch, n_ranks, stream, group=None):
+    """The barrier of all ranks (of `group`), bound to `stream`. Of uint64: arrivals, symmetric, n_ranks
+    zeros; epoch, local, one."""
+    threads = min(n_ranks, MAX_THREADS)
+    return bind(barrier_kernel, 1, threads, (arrivals, epoch), stream=stream, group=group)
 
 
-def bind_team_barrier(arrivals, epoch, ranks, signals, stream):
-    """The barrier of `ranks`, a range that this one is in, which first sets `signals` to 0, as
+def bind_team_barrier(arrivals, epoch, ranks, signals, world):
+    """The barrier of `ranks` of `world`, a range that this one is in, which first sets `signals` to 0, as
     ``team_barrier_kernel`` says; arrivals has a zero for each rank of the World."""
     threads, given = min(len(ranks), MAX_THREADS), (arrivals, epoch, ranks.start, ranks.stop, signals)
-    return bind(team_barrier_kernel, 1, threads, given, stream=stream)
+    return bind(team_barrier_kernel, 1, threads, given, stream=world.stream, group=world)

@@ -83,7 +83,7 @@ class _Allocation:
 
 
 class SymmetricMemory:
-    """The allocating half of a World, which has these:"""
+    """The allocating half of a World or a Group, which has these:"""
 
     backend: Any
     rank: int
@@ -93,8 +93,13 @@ class SymmetricMemory:
     stream: Stream
     _gather_all: Callable[..., list]
     _check_alive: Callable[[str], None]
+    _kind: str  # "World" or "group"
 
     def _init_memory(self):
+        self._slabs, self._unused = (
+            {},
+            set(),
+        )  # of groups, by number; numbers of those that this rank has left
         self._allocations = {}  # address -> _Allocation
         self._count = 0  # allocations so far
         self._dropped = []  # of them, those whose arrays were gone at the last allocation or free
@@ -214,11 +219,12 @@ class SymmetricMemory:
             where = self.backend.address(array)
             allocation = self._allocations.get(where)
             if allocation is None or (array.shape, array.dtype) != (allocation.shape, allocation.dtype):
-                name, _ = self.place_of(array) or (None, 0)
+                whole, _ = SymmetricMemory._allocation_of(self, array)
                 raise ValueError(
-                    "free(): array is not in symmetric memory of this World, or it was freed before"
-                    if name is None
-                    else f"free(): array is a view of the symmetric array {name!r}. Give that array itself"
+                    f"free(): array is not in symmetric memory of this {self._kind}, or it was freed before"
+                    if whole is None
+                    else f"free(): array is a view of the symmetric array {whole.name!r}. Give that array "
+                    "itself"
                 )
             request = f"array {allocation.number} ({allocation.dtype} {allocation.shape})"
         except (TypeError, ValueError) as e:
@@ -244,14 +250,14 @@ class SymmetricMemory:
             raise TypeError(f"peer_view(): array is {shown(array)}; {needed}") from None
         if not self.is_symmetric(mine):
             raise ValueError(
-                f"peer_view(): array, {mine.dtype} {mine.shape}, is not in symmetric memory of this World. "
-                "Make it with shmemkit.zeros() or the like"
+                f"peer_view(): array, {mine.dtype} {mine.shape}, is not in symmetric memory of this "
+                f"{self._kind}. Make it with its zeros() or the like"
             )
         return mine if rank == self.rank else self.backend.peer_view(mine, rank)
 
     def is_symmetric(self, array: AnyArray) -> bool:
-        """Return whether `array` lies in a symmetric array of this World that has not been freed. Not
-        collective."""
+        """Return whether `array` lies in a symmetric array of this World (or group, or what that is made of)
+        that has not been freed. Not collective."""
         return self.place_of(array) is not None
 
     def place_of(self, array: AnyArray) -> tuple[str, int] | None:
@@ -347,9 +353,11 @@ class SymmetricMemory:
         """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if one of them
         has an error, or they differ."""
         self._dropped = self._leaks()
-        refusals, requests, places = zip(
-            *self._gather_all(call, (told(error), request, f"{users_call(call)}")), strict=True
-        )
+        mine = told(error), request, f"{users_call(call)}", frozenset(self._unused)
+        refusals, requests, places, unused = zip(*self._gather_all(call, mine), strict=True)
+        for number in sorted(frozenset.intersection(*unused)):  # every rank has left these groups
+            self._unused.remove(number)
+            self.backend.free_slab(self._slabs.pop(number))
         raise_alike(error, refusals)
         if len(set(requests)) > 1 and len(set(places)) > 1:
             requests = [f"{request} in {place}" for request, place in zip(requests, places, strict=True)]

@@ -1,29 +1,37 @@
 """The World of a program: its ranks, their nodes, their stream and their barriers, on GPUs (NVSHMEM) or the
-emulator."""
+emulator; and groups of ranks, with ranks, symmetric memory and collectives of their own.
+
+The memory of groups: ``split`` takes one part of the symmetric heap, a *slab*, on all ranks at once. From
+then on a group allocates from it by itself, alike on its ranks. When all ranks have left the groups of a
+split, the next collective allocation of what was split gives the slab back. The order of calls:
+``stream_order.py``.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import io
+import itertools
 import math
 import os
 import pickle
 import sys
 import warnings
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, TextIO, TypeVar, overload
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, overload
 
 import numpy as np
 
 import shmemkit
 from shmemkit.support import notebook, settings, timeouts
-from shmemkit.support.agreement import check_equal, raise_alike, told
+from shmemkit.support.agreement import check_equal, of_group, raise_alike, ranks_text, told
 from shmemkit.support.arrays import as_array, stream_of
 from shmemkit.support.call_site import users_call
 from shmemkit.support.command_line import say
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import current_world, host_program
-from shmemkit.support.settings import integer, listed, one_of, shown
+from shmemkit.support.settings import integer, listed, n_bytes, one_of, shown
 from shmemkit.support.trace_file import save, timeline_file
 from shmemkit.typing import AnyArray, AnyStream, Backend, Comm
 
@@ -34,6 +42,7 @@ from .timeline import Timeline
 
 _COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
 T = TypeVar("T")
+WorldT = TypeVar("WorldT", bound="World")
 
 
 @overload
@@ -188,9 +197,23 @@ def _check_torchrun(n_ranks):
 def check_world(who, world):
     """TypeError unless `world` is a World, RuntimeError if it is finalized."""
     if not isinstance(world, World):
-        raise TypeError(f"{who}: world is {shown(world)}; it must be the World that shmemkit.init() returns")
+        raise TypeError(
+            f"{who}: world is {shown(world)}; it must be the World that shmemkit.init() returns, or a group "
+            "that World.split() returns"
+        )
     if world.finalized:
-        raise RuntimeError(f"{who}: its World is finalized; call shmemkit.init() again")
+        raise RuntimeError(f"{who}: its {world._kind} is finalized; {world._again}")
+
+
+def _heap_bytes(who, heap):
+    """`heap` as bytes: an integer, or a text such as "64M"."""
+    if isinstance(heap, str):
+        if (size := n_bytes(heap)) < 1:
+            raise ValueError(
+                f"{who}: heap is {heap!r}; it must be a number of bytes, such as 1048576 or '64M'"
+            )
+        return size
+    return integer(who, "heap", heap, 1)
 
 
 class OutOfReach(ValueError):
@@ -218,6 +241,7 @@ class World(SymmetricMemory):
     """
 
     comm: Comm
+    _kind, _again = "World", "call shmemkit.init() again"
 
     def __init__(self, backend: str, comm: Comm | None, local_size: int | None):
         limit = timeouts.default()  # a bad one is refused before anything is initialized
@@ -256,6 +280,7 @@ class World(SymmetricMemory):
         self.backend.set_local_size(self.local_size)
         self.xp, self.stream = self.backend.xp, self.backend.stream
         self._init_memory()
+        self._groups, self._splits = [], 0  # groups that this rank is in; splits so far
         if self._host.n_pes is None:
             self._exit_handler.watch(self)
             if self._timeline_file is not None:  # emu.run records by itself
@@ -285,6 +310,111 @@ class World(SymmetricMemory):
             if instead is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             raise AttributeError(f"a World has no {name!r}; use {instead}", name=name)
+
+    # -- groups
+    @property
+    def world(self) -> World:
+        """The World: itself, or that of a group."""
+        return self
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks of the World, by rank: of a group, those that are in it."""
+        return range(self.n_ranks)
+
+    def world_rank(self, rank: int) -> int:
+        """Return the rank of the World that is `rank` here, 0 to n_ranks - 1. Not collective."""
+        return self.ranks[integer("world_rank()", "rank", rank, 0, self.n_ranks - 1)]
+
+    def split(self, color: int | None, key: int = 0, heap: int | str = "64M") -> Group | None:
+        """Return the Group of the ranks that give the same `color`, or None to a rank that gives None.
+        Collective: all ranks of the World (or of the group that is split) call it.
+
+        color  an integer of 0 or more, or None: in no group
+        key    an integer: a group's ranks are numbered in the order of their keys, equal ones in the order of
+               their ranks here
+        heap   bytes of symmetric memory for each rank of each group, as an integer or as "64M"; the same on
+               all ranks. Each rank gives them, also those in no group
+
+        Everything that takes a World takes a Group. See ``help(Group)``.
+
+        TypeError or ValueError, on all ranks, for wrong arguments; MemoryError, on all ranks, when the heap
+        has no room.
+        """
+        self._check_alive("split")
+
+        def check():
+            size = _heap_bytes("split()", heap)
+            if color is not None:
+                integer("split()", "color", color, 0)
+            integer("split()", "key", key)
+            return size, f"for groups with {size} bytes"
+
+        return self._split("split", check, color, key)
+
+    def group(self, ranks: Iterable[int], heap: int | str = "64M") -> Group | None:
+        """Return the Group of these `ranks`, in this order, or None to all others. Collective: all ranks of
+        the World (or of the group that has these ranks) call it with the same `ranks`. Otherwise as
+        ``split``.
+        """
+        self._check_alive("group")
+        place = None
+
+        def check():
+            nonlocal place
+            size = _heap_bytes("group()", heap)
+            if not hasattr(ranks, "__iter__") or isinstance(ranks, str):
+                raise TypeError(f"group(): ranks is {shown(ranks)}; it must be a list of ranks")
+            members = [integer("group()", "a rank", rank, 0, self.n_ranks - 1) for rank in ranks]
+            if not members or len(set(members)) < len(members):
+                needed = "it must have one rank or more, each once"
+                raise ValueError(f"group(): ranks is {members}; {needed}")
+            place = members.index(self.rank) if self.rank in members else None
+            return size, f"for a group of {members} with {size} bytes"
+
+        return self._split("group", check, lambda: None if place is None else 0, lambda: place or 0)
+
+    def _split(self, call, check, color, key):
+        """``check()`` -> (bytes of heap, what this rank asks for), or raises."""
+        size = request = error = None
+        try:
+            if not hasattr(self.comm, "Split"):
+                raise TypeError(f"{call}(): the communicator of this {self._kind} has no Split()")
+            size, request = check()
+        except (TypeError, ValueError) as e:
+            error = e
+        self._agree(call, f"All ranks must ask for the same in {call}()", request, error)
+        color, key = (value() if callable(value) else value for value in (color, key))
+        asked = self._gather_all(call, (color, key))
+        colors = sorted({c for c, _ in asked if c is not None})
+        members = sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)
+        self._splits += 1
+        number, slab = self._splits, self.backend.new_slab(size)
+        self._slabs[number] = slab
+        position = [rank for _, rank in members].index(self.rank)
+        whole: Any = self.comm
+        comm = whole.Split(len(colors) if color is None else colors.index(color), position)
+        group = None
+        if color is None:
+            comm.Free()
+            self._unused.add(number)
+        else:
+            ranks = [rank for _, rank in members]
+            group = Group(self, number, ranks, comm, slab, (number, colors.index(color)))
+            self._groups.append(group)
+        self._gather_all(call)  # every rank of the group is ready
+        return group
+
+    def group_of_node(self, heap: int | str = "64M") -> Group:
+        """Return the Group of this rank's node. Collective; otherwise as ``split``."""
+        group = self.split(self.node, 0, heap)
+        assert group is not None
+        return group
+
+    def leaders(self, heap: int | str = "64M") -> Group | None:
+        """Return the Group of the first ranks of all nodes, or None to all others. Collective; otherwise as
+        ``split``."""
+        return self.split(0 if self.local_rank == 0 else None, 0, heap)
 
     # -- synchronisation
     def barrier(self, stream: AnyStream | None = None) -> None:
@@ -406,10 +536,7 @@ class World(SymmetricMemory):
         self.backend.synchronize()
         self.end_timeline(None)
         self._gather_all("finalize")
-        leaks = self._dropped if self.ends_with_main else self._leaks()
-        if leaks:
-            names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
-            say(f"shmemkit: rank {self.rank} dropped {len(leaks)} symmetric array(s) without free: {names}")
+        self._report_leaks()
         for allocation in self._allocations.values():
             self.backend.free(allocation.raw)
         self._allocations.clear()
@@ -419,6 +546,17 @@ class World(SymmetricMemory):
             self.backend.finalize()
         finally:
             self._forget()
+
+    def _report_leaks(self):
+        """Of this, and of the groups made of it."""
+        ends_with_main = self.world.ends_with_main
+        leaks = self._dropped if ends_with_main else self._leaks()
+        if leaks:
+            names = ", ".join(map(str, leaks[:8])) + (", ..." if len(leaks) > 8 else "")
+            rank, of = self.world.rank, "" if self is self.world else of_group(self.ranks)
+            say(f"shmemkit: rank {rank} dropped {len(leaks)} symmetric array(s) without free{of}: {names}")
+        for group in self._groups:
+            group._report_leaks()
 
     def abandon(self) -> None:
         """End the World after a failure, without waiting for other ranks."""
@@ -442,13 +580,19 @@ class World(SymmetricMemory):
             say(f"shmemkit: the timeline: {path}")
 
     def _forget(self):
+        self._forget_groups()
         self.finalized = True
         self.kept.clear()
         self._exit_handler.forget()
         if self._host.world is self:
             self._host.world, self._host.ended = None, True
 
-    def __enter__(self) -> World:
+    def _forget_groups(self):
+        for group in self._groups:
+            group._forget()
+        self._groups.clear()
+
+    def __enter__(self: WorldT) -> WorldT:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -472,6 +616,7 @@ class World(SymmetricMemory):
         RankTimeout if ranks are missing after SHMEMKIT_TIMEOUT.
         """
         users = users_call(call)
+        self._host.asked = self.ranks
         if call == "host_allgather":  # it may be a part of the function that the user calls
             call = str(users)
         if self._bounded_barrier is not None:
@@ -522,8 +667,140 @@ class World(SymmetricMemory):
             number, within = divmod(address - start, allocation.dtype.itemsize)
             if number >= 0 and within == 0 and number < math.prod(allocation.shape):
                 return allocation.name, tuple(map(int, np.unravel_index(number, allocation.shape)))
-        return None
+        return next(filter(None, (group._find(address) for group in self._groups)), None)
 
     def _check_alive(self, what):
         if self.finalized:
-            raise RuntimeError(f"{what}(): this World is finalized. Call shmemkit.init() again")
+            raise RuntimeError(f"{what}(): this {self._kind} is finalized. {self._again.capitalize()}")
+
+
+class Group(World):
+    """Some ranks of a World: what ``World.split`` and ``World.group`` return.
+
+    It has what a World has, for its own ranks: `rank` and `n_ranks`, symmetric arrays, barriers, `comm`.
+    Every host object and one-line function that takes a World takes a Group; ``sk.bind(..., group=group)``
+    binds a kernel whose `rank()`, `num_ranks()`, `symm_at`, `notify`, `put`, barriers and teams are the
+    group's. (``kernel[grid, block](...)`` always means the World: Numba would load it at the first call.)
+
+    world             the World
+    ranks             the World's rank of each of the group's
+    node, n_nodes     the nodes of the group's ranks, if each has equally many of them, one after another;
+                      otherwise each rank counts as a node of its own, which other ranks reach by puts alone
+    stream, backend   the World's
+
+    *Collective* methods are called by all ranks of the group. Groups may overlap. Collectives and products of
+    a World and all its groups run one after another on each rank, in the order of the calls, on whatever
+    streams. So the program makes them in an order that all ranks respect: for any two calls that share a
+    rank, all ranks that make both make the same one first, and there is no circle of such calls.
+
+    Symmetric arrays of the World may be used with a group's ranks, too. Use a group as a context manager, or
+    call ``finalize``, or keep it: it ends with its World.
+    """
+
+    _kind, _again = "group", "make a new one with World.split()"
+
+    def __init__(
+        self, parent: World, number: int, ranks: Sequence[int], comm: Comm, slab: Any, key: tuple[int, int]
+    ):  # see World.split
+        self._parent, self._world, self._number = parent, parent.world, number
+        self._ranks = tuple(parent.ranks[rank] for rank in ranks)
+        self.comm, self.rank, self.n_ranks = comm, comm.Get_rank(), comm.Get_size()
+        self.xp, self.stream, self._host = parent.xp, parent.stream, parent._host
+        self.finalized, self.kept = False, {}
+        self._timeline = self._timeline_file = self._bounded_barrier = None
+        self.backend = parent.backend.group(ranks, comm, slab, key)
+        if self.backend.name != "emulator" and self.n_ranks > 1:
+            self._bounded_barrier = BoundedBarrier(comm, timeouts.default(), self._ranks)
+        self.local_size = self._local_size_of([rank // self._world.local_size for rank in self._ranks])
+        self.node, self.local_rank = divmod(self.rank, self.local_size)
+        self.n_nodes = self.n_ranks // self.local_size
+        self.node_ranks = range(self.rank - self.local_rank, self.rank - self.local_rank + self.local_size)
+        self.backend.set_local_size(self.local_size)
+        self._init_memory()
+        self._groups, self._splits = [], 0
+        if self.backend.name != "emulator":
+            from .stream_barrier import bind_barrier
+
+            self.backend.bind_bounded_barrier(functools.partial(bind_barrier, group=self))
+
+    @staticmethod
+    def _local_size_of(nodes):
+        """Ranks per node, where ranks are on these `nodes`."""
+        sizes = [len(list(run)) for _, run in itertools.groupby(nodes)]
+        return sizes[0] if len(set(sizes)) == 1 and len(sizes) == len(set(nodes)) else 1
+
+    def __repr__(self):
+        of, name = ranks_text(sorted(self._ranks)), self.backend.name
+        return f"<Group of {of}: rank {self.rank} of {self.n_ranks}, {self.n_nodes} node(s), {name}>"
+
+    @property
+    def world(self) -> World:
+        return self._world
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        return self._ranks
+
+    def split(self, color: int | None, key: int = 0, heap: int | str = "16M") -> Group | None:
+        return super().split(color, key, heap)
+
+    def group(self, ranks: Iterable[int], heap: int | str = "16M") -> Group | None:
+        return super().group(ranks, heap)
+
+    def group_of_node(self, heap: int | str = "16M") -> Group:
+        return super().group_of_node(heap)
+
+    def leaders(self, heap: int | str = "16M") -> Group | None:
+        return super().leaders(heap)
+
+    def finalize(self) -> None:
+        """Wait for this rank's GPU work and for the group's ranks, free the group's arrays, and end it.
+        Collective; a second call does nothing. Groups made of this one end first.
+
+        Symmetric arrays that the program dropped without ``free`` are reported on standard error. Objects
+        that were made on the group cannot be used any more.
+        """
+        if self.finalized or self._world.backend.over:
+            self._forget()
+            return
+        for group in list(self._groups):
+            group.finalize()
+        self.backend.synchronize()
+        self._gather_all("finalize")
+        self._report_leaks()
+        for allocation in self._allocations.values():
+            self.backend.free(allocation.raw)
+        self._allocations.clear()
+        if self._bounded_barrier is not None:
+            self._bounded_barrier.close()
+        self.backend.end_group()
+        comm: Any = self.comm
+        comm.Free()
+        if self in self._parent._groups:
+            self._parent._groups.remove(self)
+        self._parent._unused.add(self._number)
+        self._forget()
+
+    def abandon(self) -> None:
+        """End the group after a failure, without waiting for other ranks."""
+        self._forget()
+
+    def locate(self, address: int) -> tuple[str, tuple[int, ...], int] | tuple[None, None, None]:
+        return self._world.locate(address)
+
+    def end_timeline(self, error: object) -> None:
+        """A timeline is the World's."""
+
+    def _forget(self):
+        self._forget_groups()
+        self.finalized = True
+        self.kept.clear()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:  # otherwise other ranks may wait for this one, and the World ends
+            self.finalize()
+
+    def _allocation_of(self, array):
+        """Also of what the group is made of: its arrays are symmetric here, too."""
+        found = super()._allocation_of(array)
+        return found if found[0] is not None else self._parent._allocation_of(array)

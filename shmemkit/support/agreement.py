@@ -1,4 +1,7 @@
-"""What all ranks must give alike: errors that say which rank gave what, and that all ranks raise."""
+"""What all ranks must give alike: errors that say which rank gave what, and that all ranks raise.
+
+They name ranks of the World, also where the ranks of a group disagree.
+"""
 
 from .settings import listed
 
@@ -15,6 +18,11 @@ def ranks_text(ranks):
     for run in runs:
         words += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else run
     return f"rank{'s' * (len(ranks) > 1)} {listed(words, 'and')}"
+
+
+def of_group(ranks, n_ranks=None):
+    """ " (of the group of ranks 0 and 2)", of `ranks` of the World, or "" if these are all of `n_ranks`"""
+    return "" if len(ranks) == n_ranks else f" (of the group of {ranks_text(sorted(ranks))})"
 
 
 def check_equal(given, rule, verb="give", kind: type[Exception] = ValueError):
@@ -39,7 +47,7 @@ def raise_alike(error, answers):
     for rank, answer in enumerate(answers):
         if answer is not None:
             kind, text = answer
-            raise shown_by(rank, kind(f"rank {rank}: {text}"))
+            raise shown_by(rank, kind(f"rank {_in_world(rank)}: {text}"))
 
 
 def told(error):
@@ -57,11 +65,19 @@ def by_text(given):
     """-> [(ranks, text), ...] of `given`, a text for each rank, equal ones together"""
     ranks = {}
     for rank, text in enumerate(given):
-        ranks.setdefault(text, []).append(rank)
-    return [(k, text) for text, k in ranks.items()]
+        ranks.setdefault(text, []).append(_in_world(rank))
+    return [(sorted(k), text) for text, k in ranks.items()]
+
+
+def _in_world(rank):
+    """The rank of the World that is `rank` where the answers come from."""
+    from .host_program import host_program  # needs greenlet, and `shmemkit run` begins without it
+
+    asked = host_program().asked
+    return rank if asked is None else asked[rank]
 
 
 def shown_by(rank, error):
     """`error`, which all ranks raise and `rank` alone shows: see ``ending``."""
-    error.shown_by = rank
+    error.shown_by = _in_world(rank)
     return error

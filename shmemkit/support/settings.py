@@ -4,7 +4,10 @@ import operator
 import os
 
 BACKENDS = ("auto", "nvshmem", "emulator")
-SWITCHES = ("SHMEMKIT_CACHE", "SHMEMKIT_OVERSUBSCRIBE", "SHMEMKIT_RACES", "SHMEMKIT_UNINITIALIZED")
+SWITCHES = (
+    *("SHMEMKIT_CACHE", "SHMEMKIT_CACHE_KERNELS", "SHMEMKIT_OVERSUBSCRIBE", "SHMEMKIT_RACES"),
+    *("SHMEMKIT_TYPING", "SHMEMKIT_UNINITIALIZED"),
+)
 VARIABLES = (  # the last two are of shmemkit's own tests
     *SWITCHES,
     *("SHMEMKIT_BACKEND", "SHMEMKIT_LOCAL_SIZE", "SHMEMKIT_TIMEOUT", "SHMEMKIT_DELIVERY", "SHMEMKIT_SEED"),
@@ -63,7 +66,7 @@ def listed(words, last="or"):
 def shown(value):
     """`value` in an error message: itself if that is short, else "a list" or "a numpy.ndarray"."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return f"{value!r:.60}"
+        return f"{getattr(value, 'item', lambda: value)()!r:.60}"  # of NumPy's float64: 1.0
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
@@ -88,6 +91,17 @@ def integer(who, argument, value, least=None, most=None):
         wanted = f"{least} or more" if most is None else f"{least} to {most}" if most > least else least
         raise ValueError(f"{who}: {argument} is {result}; it must be {wanted}")
     return result
+
+
+def n_bytes(text):
+    """A number of bytes, as "64M" or "1.5GiB"; 0 for any other text."""
+    text = text.strip()
+    digits = text.rstrip("kKmMgGtTbBiI")
+    scale = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    try:
+        return int(float(digits) * scale[text[len(digits) :].upper()[:1]])
+    except (KeyError, ValueError, OverflowError):
+        return 0
 
 
 def options_of(who, known, given):

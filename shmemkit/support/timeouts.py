@@ -117,9 +117,9 @@ def signal_timeout(rank, records, total, limit, trouble=""):
     lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     expired = sum(r.expired for r in records)
     head = f"rank {rank}: {expired} wait{'s' * (expired != 1)} in kernels took longer than {limit:g} s"
-    late = sorted({r.index[0] for r in records if r.signal == BARRIER})
-    if late:
-        lines.append(f"  {ranks_text(late)} {'have' if len(late) > 1 else 'has'} not come to {BARRIER}")
+    for barrier in sorted({r.signal for r in records if (r.signal or "").startswith(BARRIER)}):
+        late = sorted({r.index[0] for r in records if r.signal == barrier})
+        lines.append(f"  {ranks_text(late)} {'have' if len(late) > 1 else 'has'} not come to {barrier}")
     if any(not r.expired for r in records):
         lines.append("  *: this wait ended because another one had expired")
     if total > len(records):

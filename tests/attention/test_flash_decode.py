@@ -5,6 +5,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from budgets import most_blocks
 from emulated import spmd
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,7 +79,15 @@ class Case:
 
 
 def check(
-    case, page_size=None, form="all_gather", scale=None, soft_cap=None, calls=1, heads_first=False, **options
+    case,
+    page_size=None,
+    form="all_gather",
+    scale=None,
+    soft_cap=None,
+    calls=1,
+    heads_first=False,
+    sms=None,
+    **options,
 ):
     kv_heads, group, head_dim = case.heads
 
@@ -86,11 +95,13 @@ def check(
         op = sk.FlashDecode(
             *(world, case.batch, kv_heads * group, kv_heads, head_dim),
             *(np.dtype(case.dtype).name, form),
+            sms=sms,
         )
         k, v, table = case.cache(world.rank, page_size, heads_first)
         arguments = case.q.copy(), k, v, case.lengths[world.rank].copy(), table, scale, soft_cap
-        found = [op(*arguments) for _ in range(calls)]
-        world.synchronize()
+        with sk.Timeline(world) as timeline:
+            found = [op(*arguments) for _ in range(calls)]
+        assert sms is None or most_blocks(timeline) <= sms
         op.free()
         return found
 
@@ -107,6 +118,7 @@ def check(
         assert error < 4e-3 if case.dtype == DTYPES["bfloat16"] else error < 1e-3, error
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "lengths", [[[1]], [[0]], [[33]], [[5], [0]], [[0], [70]], [[0, 3, 0, 40], [17, 0, 0, 1]]]
 )
@@ -115,6 +127,7 @@ def test_lengths_and_pages(lengths, page_size):
     check(Case(lengths), page_size, calls=2)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("group", [1, 4, 8, 16])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -124,13 +137,28 @@ def test_heads(group, head_dim, dtype):
 
 @pytest.mark.parametrize("form", ["all_gather", "all_to_all"])
 def test_races_and_delivery(form):
-    case = Case([[35, 2], [0, 50], [1, 0]], 3, 2)
+    case = Case([[35, 0], [0, 18], [1, 0]], 3)
     check(case, 16, form, calls=3, races=True, delivery="unordered", seed=3)
 
 
 def test_few_blocks_share_the_units():
     """Of more tiles than blocks: they have parts of several units."""
-    check(Case([[170, 0, 100], [20, 33, 64]], 2, 4), gpu="H200,sms=1,blocks=3", races=True)
+    check(Case([[100, 0, 40], [20, 33, 5]], 2, 4), gpu="H200,sms=1,blocks=3", races=True)
+
+
+def test_many_blocks_share_a_unit():
+    """Of more partials than a thread loads at once."""
+    check(Case([[32 * 10 - 5]], 1, 4), gpu="H200,sms=10,blocks=1")
+
+
+@pytest.mark.parametrize(("n", "batch"), [(2, 33), pytest.param(3, 64, marks=pytest.mark.slow)])
+def test_many_sequences(n, batch):
+    """Of more sequences than a warp has lanes, most of them without tokens here. Rank 1 has none of any."""
+    lengths = np.zeros((n, batch), int)
+    for rank in range(0, n, 2):
+        lengths[rank, np.random.default_rng(rank).choice(batch, 4, False)] = [1, 16, 17, 40]
+        lengths[rank, -1] = 3
+    check(Case(lengths, 1), 16, gpu="H200,sms=2,blocks=2")
 
 
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
@@ -146,7 +174,7 @@ def test_heads_before_tokens():
 
 @given(
     st.integers(1, 3).flatmap(
-        lambda n: st.integers(1, 3).flatmap(
+        lambda n: st.integers(1, 2).flatmap(
             lambda batch: st.lists(
                 st.lists(st.integers(0, 40), min_size=batch, max_size=batch), min_size=n, max_size=n
             )
@@ -157,6 +185,67 @@ def test_heads_before_tokens():
 )
 def test_any_lengths(lengths, page_size, seed):
     check(Case(lengths, 1, 2, seed=seed), page_size, gpu="H200,sms=2,blocks=1", seed=seed)
+
+
+@pytest.mark.parametrize("given", [-5, -(2**31), 1 << 20, 2**31 - 1])
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_lengths_that_cannot_be(given, page_size):
+    """Less than none is none; more than there is room for is all of it."""
+    case = Case([[32], [3]])
+    k, v, table = case.cache(0, page_size)
+    case.lengths[0] = 0 if given < 0 else 32
+
+    def main(world):
+        op = sk.FlashDecode(world, 1, 2, 2, 64)
+        mine = (k, v, table) if world.rank == 0 else case.cache(1, page_size)
+        lengths = np.array([given if world.rank == 0 else 3], "int32")
+        out = op(case.q.copy(), *mine[:2], lengths, mine[2])
+        world.synchronize()
+        op.free()
+        return out
+
+    for out in spmd(2, main):
+        assert np.abs(out.astype("float64") - case.expected()).max() < 0.02
+
+
+@pytest.mark.parametrize("page", [-1, 4, 2**31 - 1])
+def test_a_page_that_there_is_not(page):
+    """The emulator says so."""
+    case = Case([[40]], 1)
+    k, v, _ = case.cache(0, 16)
+
+    def main(world):
+        op = sk.FlashDecode(world, 1, 1, 1, 64)
+        op(case.q.copy(), k, v, case.lengths[0].copy(), np.array([[0, page, 1]], "int32"))
+        world.synchronize()
+
+    with pytest.raises(sk.emu.EmulatorError, match="the bytes must lie in array"):
+        spmd(1, main)
+
+
+@pytest.mark.parametrize("of", ["q", "k", "v"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_numbers_that_are_none(of, number):
+    """On one rank, in one head: only results that have it change, to what they are in float64."""
+    case = Case([[20], [20]], 2)
+    array = {"q": case.q, "k": case.k[0], "v": case.v[0]}[of]
+    array[(0, 0, 5) if of == "q" else (0, 3, 0, 5)] = number
+    with np.errstate(all="ignore"):
+        wanted = case.expected()
+
+    def main(world):
+        op = sk.FlashDecode(world, 1, 2, 2, 64)
+        k, v, _ = case.cache(world.rank)
+        out = op(case.q.copy(), k, v, case.lengths[world.rank].copy())
+        world.synchronize()
+        op.free()
+        return out
+
+    for out in spmd(2, main):
+        np.testing.assert_array_equal(np.isnan(out.astype("float64")), np.isnan(wanted))
+        finite = np.isfinite(wanted)
+        assert np.abs(out.astype("float64") - wanted)[finite].max() < 0.02
 
 
 @pytest.mark.slow
@@ -238,3 +327,9 @@ def test_a_wrong_call():
             op(q, k, k, lengths)
 
     spmd(2, main)
+
+
+@pytest.mark.parametrize("sms", [1, 3])
+def test_within_a_budget(sms):
+    """A block has parts of several sequences, and a sequence has several blocks."""
+    check(Case([[40, 3], [0, 50]]), calls=2, sms=sms, races=True)

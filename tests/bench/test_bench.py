@@ -398,6 +398,16 @@ def test_other_collectives(op, host, passes, tmp_path):
     assert all(name in printed for name in names)
 
 
+def test_in_groups(tmp_path, capsys):
+    """Of four ranks, two groups of two; the results are those of the first."""
+    options = "--sizes", "1K", "--methods", "one_shot", "--vs", ""
+    found, printed = measured(tmp_path, 4, "all_reduce", "--group", "2", *options, races=False)
+    assert found["n_ranks"] == 2 and "2 ranks" in printed
+    assert [row["method"] for row in found["rows"]] == ["one_shot"]
+    with pytest.raises(SystemExit, match="--group is 3; it must divide the number of ranks, 4"):
+        run(4, "all_reduce", "--group", "3", *options)
+
+
 def test_barrier(tmp_path):
     data, printed = measured(tmp_path, 4, "barrier", local_size=2)
     assert [(row["op"], row["method"], row.get("note")) for row in data["rows"]] == [
@@ -462,7 +472,7 @@ class StandIn:
     methods = ("first", "second")
     alive = 0
 
-    def __init__(self, world, max_nbytes, method="auto"):
+    def __init__(self, world, max_nbytes, method="auto", sms=None):
         self.world, self.calls = world, 0
         self.data = world.empty(max_nbytes // world.n_ranks, "uint8")
         type(self).alive += 1
@@ -518,7 +528,7 @@ class TooLarge(StandIn):
 
 
 class NoSuchHardware(StandIn):
-    def __init__(self, world, max_nbytes, method="auto"):
+    def __init__(self, world, max_nbytes, method="auto", sms=None):
         if method == "second":
             raise ValueError("this machine has none")
         super().__init__(world, max_nbytes, method)

@@ -33,6 +33,17 @@ def test_it_runs(n, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows, status", [(40, 0), (18, 1)])
+def test_rows_in_one_buffer(rows, status):
+    arguments = [*SMALL, "--max-rows", str(rows), "--vs", ""]
+    if status:
+        with pytest.raises(SystemExit, match="--max-rows is 18; a rank receives .* rows here"):
+            sk.emu.run(main, 2, (arguments,))
+    else:
+        assert sk.emu.run(main, 2, (arguments,)) == [0, 0]
+
+
+@pytest.mark.slow
 def test_wrong_results_are_found(monkeypatch, capsys):
     class OneWrong(sk.ExpertParallel):
         def combine(self, y, out=None, stream=None):
@@ -55,7 +66,9 @@ def test_the_steps_with_an_all_to_all_do_the_same(pes, n, op, once):
 
     def steps():
         world = sk.init()
-        data = Data(world, SimpleNamespace(tokens=5, hidden=8, experts=6, top_k=4, dtype="bfloat16"))
+        data = Data(
+            world, SimpleNamespace(tokens=5, hidden=8, experts=6, top_k=4, dtype="bfloat16", max_rows=None)
+        )
         case = ExpertCase(op, data)
         case.make()
         out = case.output()

@@ -118,6 +118,23 @@ def test_products(world, op):
         assert not methods[results.NCCL_CUBLAS].us or methods["auto"].vs_plain
 
 
+@pytest.mark.parametrize(
+    ("op", "shape"), [("flash_decode", "1024x4x4"), ("attention_combine", "2x16x128"), ("rms_norm", "8x4096")]
+)
+def test_attention_and_norms(world, op, shape):
+    """All that is compared runs, and is right, but for what is not installed."""
+    pytest.importorskip("torch")
+    found = measured(world, op if op != "rms_norm" else "all_reduce_rms_norm", "--shapes", shape)
+    refused = [row for row in found.rows if not row.us]
+    assert all("not installed" in row.note or world.n_ranks == 1 for row in refused), refused
+    assert not [row for row in found.rows if row.us and row.note]
+    if world.n_ranks > 1:
+        assert all(row.vs_torch for row in found.rows if row.us and not row.alone)
+    if op == "flash_decode":
+        ours = found.rows[-1]
+        assert ours.method == "FlashDecode" and 0 < ours.of_memory < 1
+
+
 def test_p2p(world):
     several_gpus(world)
     found = measured(world, "p2p", "--sizes", "8,64K,64M", "--blocks", "4,64")

@@ -28,9 +28,10 @@ class Specification:
     reduces: bool = False
     in_place: bool = True
 
-    def make(self, world, nbytes, method="auto", op="sum", root=0):
+    def make(self, world, nbytes, method="auto", op="sum", root=0, sms=None):
         options = {"root": root} if self.root else {}
-        return self.kind(world, nbytes, method=method, **options, **({"op": op} if self.reduces else {}))
+        options |= {"op": op} if self.reduces else {}
+        return self.kind(world, nbytes, method=method, sms=sms, **options)
 
     def given(self, call, size, dtype, n):
         """What all ranks give in `call`: other integers each time."""
@@ -129,6 +130,7 @@ def calls(
     symmetric=False,
     world=None,
     xp=np,
+    sms=None,
 ):
     """Calls of the collective `name` on segments of `sizes` elements, one after another, by one object.
 
@@ -138,7 +140,7 @@ def calls(
     """
     what, world = ALL[name], world or sk.init()
     n, me, dtype = world.n_ranks, world.rank, as_dtype(dtype)
-    made = what.make(world, full(what, n, max(sizes), dtype), method, op, root)
+    made = what.make(world, full(what, n, max(sizes), dtype), method, op, root, sms)
     host = np.array if xp is np else world.asnumpy
     for call, size in enumerate(sizes):
         here, first = where, unaligned * (1 if symmetric else me)

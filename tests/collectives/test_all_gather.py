@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from emulated import untyped
 from numba import cuda, uint8
 
 import shmemkit as sk
@@ -234,6 +235,7 @@ def test_an_output_that_the_user_has_freed_is_not_freed_again(pes):
         ),
     ],
 )
+@untyped
 def test_wrong_lines(pes, words, data, message):
     @cuda.jit
     def kernel(lines, x):

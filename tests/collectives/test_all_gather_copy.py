@@ -444,9 +444,9 @@ def test_each_barrier_is_needed(monkeypatch, method, symmetric, left_out, skip):
     """Without one of them, the exploration above fails."""
     whole, of_a_call = copy_engine.bind_team_barrier, 1 if (method, skip) == ("copy_push", 0) else 2
 
-    def without(arrivals, epoch, ranks, signals, stream):
-        barrier, calls = whole(arrivals, epoch, ranks, signals, stream), itertools.count()
-        count = sk.bind(only_count, 1, 1, (arrivals, epoch, 0, len(ranks), signals), stream=stream)
+    def without(arrivals, epoch, ranks, signals, world):
+        barrier, calls = whole(arrivals, epoch, ranks, signals, world), itertools.count()
+        count = sk.bind(only_count, 1, 1, (arrivals, epoch, 0, len(ranks), signals), stream=world.stream)
         return lambda s: (count if next(calls) % of_a_call == left_out else barrier)(s)
 
     monkeypatch.setattr(copy_engine, "bind_team_barrier", without)

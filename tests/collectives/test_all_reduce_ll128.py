@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from bounded_memory import Memory
+from emulated import untyped
 from fast import slow
 from numba import cuda, types
 from ptx import compile_ptx, resources
@@ -157,6 +158,7 @@ def exchange(x, out, lines, rows, calls):
         store_tile(out, 1, b)
 
 
+@untyped  # of two-dimensional lines Numba takes no row in the primitive
 def exchanged(rows=2, calls=1, threads=32, words=TILE_WORDS, flags=0, first=0):
     world = sk.init()
     x = np.arange(120, dtype="uint64") + 1000 * world.rank
@@ -222,6 +224,7 @@ def test_a_line_is_stored_at_once_and_its_data_are_read_after_the_flag(pes):
         ({"first": 2}, r"the rows are [23] to [23]; lines has rows 0 to 1"),
     ],
 )
+@untyped
 def test_wrong_lines(pes, wrong, message):
     with pytest.raises(sk.emu.EmulatorError, match=message):
         pes(2).run(lambda: exchanged(**wrong))
@@ -236,6 +239,7 @@ def test_wrong_lines(pes, wrong, message):
         (np.zeros(800, "uint8")[8:-8].view("complex128"), "multiple of 16 bytes"),
     ],
 )
+@untyped
 def test_wrong_data(pes, x, message):
     def main():
         sk.init()

@@ -1,4 +1,4 @@
-"""All-reduce with residual and RMSNorm."""
+"""All-reduce with residual and RMSNorm, also to float8."""
 
 import ml_dtypes
 import numpy as np
@@ -6,10 +6,12 @@ import pytest
 from emulated import spmd
 from hypothesis import given
 from hypothesis import strategies as st
+from reduced import float8
 
 import shmemkit as sk
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 def inputs(rng, n, tokens, hidden, dtype):
@@ -39,6 +41,7 @@ def check(
     max_tokens=None,
     eps=1e-6,
     of=None,
+    sms=None,
     **options,
 ):
     """`calls`: the tokens of each; all ranks get the same bits"""
@@ -46,7 +49,7 @@ def check(
     given = [inputs(rng, n, tokens, hidden, DTYPES[dtype]) for tokens in calls]
 
     def main(world):
-        op = sk.AllReduceRMSNorm(world, max_tokens or max(calls), hidden, dtype, method, options=of)
+        op = sk.AllReduceRMSNorm(world, max_tokens or max(calls), hidden, dtype, method, options=of, sms=sms)
         found = []
         for x, residual, weight in given:
             mine, old = x[world.rank].copy(), residual.copy()
@@ -74,6 +77,7 @@ def test_rows(n, method):
     check(n, method, [5, 1, 0, 5, 3], in_place=n == 3)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [8, 264, 1024, 4104])
 @pytest.mark.parametrize("method", ["one_shot", "two_shot"])
@@ -82,9 +86,9 @@ def test_sizes_of_rows(method, hidden, dtype):
 
 
 @pytest.mark.parametrize("method", ["one_shot", "two_shot"])
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_blocks_of_several_rows(method, blocks):
-    check(2, method, [5, 2, 7], of={"blocks": blocks}, races=True)
+@pytest.mark.parametrize("sms", [1, 2, 5])
+def test_blocks_of_several_rows(method, sms):
+    check(2, method, [5, 2, 7], sms=sms, races=True)
 
 
 def test_auto_takes_both():
@@ -168,6 +172,142 @@ def test_a_graph():
         op.free()
 
     spmd(2, main)
+
+
+def quantized(out, scale=None):
+    """-> float8 of `out`, which is of 16 bits, and its scales, of blocks of 128 unless one is given"""
+    tokens, hidden = out.shape
+    wide = np.zeros((tokens, -hidden % 128 + hidden), "float32")
+    wide[:, :hidden] = out
+    blocks = wide.reshape(tokens, -(-hidden // 128), 128)
+    scales = np.float32(scale)
+    if scale is None:
+        scales = np.maximum(np.abs(blocks).max(2), np.float32(1e-12)) / np.float32(448)
+    inverse = np.float32(1) / (scales if scale is not None else scales[..., None])
+    return float8(blocks * inverse, F8).reshape(wide.shape)[:, :hidden], scales
+
+
+def check_float8(n, method, calls, hidden=64, dtype="bfloat16", changed=None, sms=None, **options):
+    """Out as a kernel of its own would round it. A rank's scales are those of the others."""
+    rng = np.random.default_rng(0)
+    given = [inputs(rng, n, tokens, hidden, DTYPES[dtype]) for tokens in calls]
+    for x, residual, _ in given if changed else ():
+        changed(x, residual)
+
+    def main(world):
+        op = sk.AllReduceRMSNorm(world, max(calls), hidden, dtype, method, sms=sms)
+        for x, residual, weight in given:
+            mine = x[world.rank].copy()
+            out, new = op(mine, residual, weight)
+            one, same = op(mine, residual, weight, scale=np.float32([0.03]))
+            scales = np.empty((len(x[0]), -(-hidden // 128)), "float32")
+            several, _ = op(mine, residual, weight, out=np.empty(out.shape, F8), scales=scales)
+            world.synchronize()
+            np.testing.assert_array_equal(new.view("uint16"), same.view("uint16"))
+            np.testing.assert_array_equal(one.view("uint8"), quantized(out, 0.03)[0].view("uint8"))
+            wanted, of_blocks = quantized(out)
+            np.testing.assert_array_equal(scales, of_blocks)
+            np.testing.assert_array_equal(several.view("uint8"), wanted.view("uint8"))
+        op.free()
+
+    spmd(n, main, **options)
+
+
+@pytest.mark.parametrize("method", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_to_float8(n, method):
+    check_float8(n, method, [3, 1, 0, 2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [8, 136, 1024])
+def test_blocks_with_a_scale(hidden, dtype):
+    check_float8(2, "one_shot", [2], hidden, dtype)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_float8_of_special_numbers():
+    """Zeros, numbers that saturate, an infinity and NaN: each only in its own row, or block."""
+
+    def changed(x, residual):
+        x[:, 0], residual[0] = 0, 0
+        x[:, 1, 5], residual[1, 5] = 0, 3e4
+        x[:, 2], residual[2, 200] = 0, np.inf
+        residual[3, 130] = np.nan
+
+    check_float8(2, "one_shot", [5], 264, changed=changed)
+
+
+def test_races_of_float8():
+    check_float8(3, "two_shot", [4, 1], 136, sms=2, races=True, delivery="unordered", seed=3)
+
+
+def test_a_graph_to_float8():
+    """The scale is read on the GPU, whenever the graph runs."""
+    x, residual, weight = inputs(np.random.default_rng(0), 2, 3, 32, DTYPES["bfloat16"])
+
+    def main(world):
+        op, scale = sk.AllReduceRMSNorm(world, 3, 32), np.float32([1])
+        mine = x[world.rank].copy()
+        plain, _ = op(mine, residual, weight)
+        world.stream.begin_capture()
+        out, _ = op(mine, residual, weight, scale=scale)
+        graph = world.stream.end_capture()
+        for number in (0.5, 0.01):
+            scale[:] = number
+            graph.launch(world.stream)
+            world.synchronize()
+            np.testing.assert_array_equal(out.view("uint8"), quantized(plain, number)[0].view("uint8"))
+        op.free()
+
+    spmd(2, main)
+
+
+@pytest.mark.slow
+def test_a_product_of_what_it_returns():
+    """Its float8 and scales are what sk.matmul takes."""
+    rng = np.random.default_rng(0)
+    x, residual, weight = inputs(rng, 2, 64, 256, DTYPES["bfloat16"])
+    w = rng.standard_normal((128, 256)).astype("float32")
+    of_w = np.abs(w.reshape(128, 2, 128)).max((0, 2))[None] / 448
+    w8 = float8(w / np.repeat(of_w, 128, 1), F8)
+
+    def main(world):
+        op, scales = sk.AllReduceRMSNorm(world, 64, 256), np.empty((64, 2), "float32")
+        out, _ = op(x[world.rank].copy(), residual, weight, scales=scales)
+        y = sk.matmul(out, w8.T, scales=(scales, of_w.T))
+        world.synchronize()
+        op.free()
+        wanted = expected(x, residual, weight, 1e-6)[0] @ w.T
+        assert np.linalg.norm(y.astype("float64") - wanted) < 0.04 * np.linalg.norm(wanted)
+
+    spmd(2, main)
+
+
+def test_a_wrong_call_to_float8():
+    def main(world):
+        op = sk.AllReduceRMSNorm(world, 4, 264, "float16")
+        rows, row, one = np.ones((4, 264), "float16"), np.ones(264, "float16"), np.ones(1, "float32")
+        scales = np.ones((4, 3), "float32")
+        for more, said in (
+            ({"scale": one, "scales": scales}, "scale and scales are given"),
+            ({"scale": scales}, r"scale is float32 \(4, 3\); it must be float32 of one element"),
+            ({"scale": one.astype("float64")}, r"scale is float64 \(1,\); it must be float32"),
+            ({"scales": scales[:, :2].copy()}, r"scales is float32 \(4, 2\); it must be float32 \(4, 3\)"),
+            ({"scale": one, "out": rows.copy()}, "out is float16 .*; it must be float8_e4m3fn"),
+            ({"out": np.ones(rows.shape, F8)}, "out is float8_e4m3fn .*; it must be float16"),
+            ({"scale": one, "out": rows.view(F8).reshape(-1)[: rows.size].reshape(rows.shape)}, "overlap"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                op(rows, rows.copy(), row, **more)
+        with pytest.raises(TypeError, match="scale is 0.5; it must be a NumPy array"):
+            op(rows, rows.copy(), row, scale=0.5)
+        scales.flags.writeable = False
+        with pytest.raises(ValueError, match="scales is a read-only array"):
+            op(rows, rows.copy(), row, scales=scales)
+        op.free()
+
+    spmd(1, main)
 
 
 def test_a_wrong_call():

@@ -95,6 +95,31 @@ def test_ranks_without_tokens(without):
     check(3, "all_gather", [2, 2], without=without)
 
 
+@pytest.mark.parametrize(
+    ("lse", "wanted"),
+    [
+        ((-np.inf, -np.inf), 0),
+        ((np.nan, 0), np.nan),
+        ((np.inf, 0), np.nan),
+        ((np.inf, np.inf), np.nan),
+        ((-3e38, 3e38), 2),
+        ((3e38, -np.inf), 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_lse_that_are_special(lse, wanted):
+    def main(world):
+        op = sk.AttentionCombine(world, 1, 2, 8, "float32")
+        out = op(np.full((1, 2, 8), world.rank + 1, "float32"), np.float32([[lse[world.rank], 0]]))
+        world.synchronize()
+        op.free()
+        return out[0]
+
+    for first, second in spmd(2, main):
+        np.testing.assert_array_equal(first, wanted)
+        assert (second == 1.5).all()
+
+
 @pytest.mark.parametrize("form", ["all_gather", "all_to_all"])
 @pytest.mark.parametrize("delivery", ["ordered", "unordered"])
 def test_races_and_delivery(form, delivery):

@@ -5,7 +5,7 @@ import gpu
 import ml_dtypes
 import numpy as np
 import pytest
-from test_all_reduce_rms_norm import expected, inputs
+from test_all_reduce_rms_norm import F8, expected, inputs, quantized
 
 import shmemkit as sk
 
@@ -40,6 +40,28 @@ def test_rows(world, hidden, method, dtype):
             wanted, new = expected(x, residual, weight, 1e-5)
             residual = new
         check(world, out, given[1], wanted, new)
+    op.free()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [8, 4104, 8192, 16384])
+def test_rows_to_float8(world, hidden, dtype):
+    """The same bits as rounded on the host."""
+    rng, xp = np.random.default_rng(0), world.xp
+    op = sk.AllReduceRMSNorm(world, 40, hidden, dtype)
+    for tokens in (1, 40):
+        x, residual, weight = inputs(rng, world.n_ranks, tokens, hidden, DTYPES[dtype])
+        residual[0, 5] = 3e4
+        given = [xp.asarray(array) for array in (x[world.rank], residual, weight)]
+        scale, scales = xp.full(1, 0.03, "float32"), xp.empty((tokens, -(-hidden // 128)), "float32")
+        plain, _ = op(*given)
+        one, _ = op(*given, scale=scale)
+        several, _ = op(*given, scales=scales)
+        plain, one, several, scales = map(world.asnumpy, (plain, one, several, scales))
+        wanted, of_blocks = quantized(plain)
+        assert (scales == of_blocks).all() and several.dtype == F8
+        assert (several.view("uint8") == wanted.view("uint8")).all()
+        assert (one.view("uint8") == quantized(plain, 0.03)[0].view("uint8")).all()
     op.free()
 
 

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from bounded_memory import Memory
+from emulated import untyped
 from numba import cuda, types
 from ptx import compile_ptx, resources
 
@@ -68,6 +69,7 @@ def test_loaded_and_stored(pes, dtype, size, first):
         (np.zeros(1, "uint64"), r"load_piece\(\): i is 1; x has pieces 0 to 0"),
     ],
 )
+@untyped
 def test_wrong_data(pes, x, message):
     def main():
         sk.init()

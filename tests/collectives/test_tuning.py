@@ -267,7 +267,7 @@ def made(monkeypatch):
     """-> what is made and freed, of methods a, b, c and the defaults; a list, on rank 0."""
     names = ("a", "b", "c", "ll", "ll128", "push_1d")
     monkeypatch.setattr(Recorded, "made", [])
-    methods = {name: lambda world, n, name=name: Recorded(world, n, name) for name in names}
+    methods = {name: lambda world, n, sms, name=name: Recorded(world, n, name) for name in names}
     monkeypatch.setattr(all_gather.AllGather, "_METHODS", methods)
     return Recorded.made
 
@@ -570,7 +570,7 @@ class Wrong(Recorded):
 def test_what_is_wrong_or_does_not_run_is_not_chosen(methods, status, tmp_path, monkeypatch):
     monkeypatch.setattr(Recorded, "made", [])
     monkeypatch.setattr(Recorded, "refuse", "c")
-    kinds = {name: lambda world, n, name=name: Wrong(world, n, name) for name in "abc"}
+    kinds = {name: lambda world, n, sms, name=name: Wrong(world, n, name) for name in "abc"}
     monkeypatch.setattr(all_gather.AllGather, "_METHODS", kinds)
     monkeypatch.setattr(sk.AllGather, "methods", tuple("abc"))
     path = tmp_path / "t.json"

@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from emulated import deadlock_of, line_of, spmd
+from emulated import deadlock_of, line_of, spmd, untyped
 from numba import cuda
 from numba.core.errors import TypingError
 from numba.cuda import types
@@ -153,7 +153,7 @@ def test_what_is_refused_when_compiling_and_on_the_emulator(function, message):
     with pytest.raises(TypingError, match=message):
         compile_ptx(function, (SIGNALS,))
     with pytest.raises(sk.emu.EmulatorError, match=message):
-        spmd(1, lambda world: cuda.jit(function)[1, 1](sk.signals(1)))
+        untyped(spmd)(1, lambda world: cuda.jit(function)[1, 1](sk.signals(1)))
 
 
 # ---- libshmem_device: the all-gather of its third tutorial

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from emulated import untyped
 from numba import cuda, uint64
 
 import shmemkit as sk
@@ -53,6 +54,7 @@ def test_bulk_put(pes, size):
     pes(2).run(main)
 
 
+@untyped
 @pytest.mark.parametrize("primitive", [bulk_copy_warp, bulk_put_warp])
 def test_wrong_buffers_of_bulk_copies(pes, primitive):
     @cuda.jit

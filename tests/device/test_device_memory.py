@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from emulated import untyped
 from numba import cuda
 
 import shmemkit as sk
@@ -20,6 +21,7 @@ def at(x, index):
     x[0] = load_vec16(x, index)[0]
 
 
+@untyped
 def test_words_of_vectors_are_computed_in_64_bits_and_wrap_when_stored():
     def main():
         world = sk.init()
@@ -31,6 +33,7 @@ def test_words_of_vectors_are_computed_in_64_bits_and_wrap_when_stored():
     sk.emu.run(main, 1)
 
 
+@untyped
 def test_16_bytes_at_no_integer():
     with pytest.raises(
         sk.emu.EmulatorError, match=r"load_vec16\(\): index is of type float64; it must be an integer"

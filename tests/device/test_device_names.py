@@ -14,6 +14,7 @@ from shmemkit.device import swizzle
 from shmemkit.device.cuda import (
     accumulators,
     arithmetic,
+    float8,
     float_storage,
     mma,
     register_tuples,
@@ -57,7 +58,7 @@ def test_all_gpu_implementations_are_public():
     public = {getattr(device, name) for name in PRIMITIVES}
     # What reduction() and the like return, helpers of the package's own kernels, and other projects' names.
     modules = float_storage, accumulators, mma, word_reductions, register_tuples, swizzle, wgmma
-    modules += arithmetic, weighted_sums
+    modules += arithmetic, float8, weighted_sums
     factories = {module.__name__ for module in modules}
     apart = (".collectives.", ".gemm.", ".moe.", ".compat.")
     made = {f for f in GPU if f.__module__ in factories or any(part in f.__module__ for part in apart)}

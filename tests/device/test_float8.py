@@ -15,6 +15,7 @@ from reduced import combined, float8
 import shmemkit as sk
 from shmemkit.compiler.ptx import GPU
 from shmemkit.device import reduction
+from shmemkit.device.cuda.float8 import four_e4m3
 
 DTYPES = [np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -196,6 +197,48 @@ def test_the_instructions_convert_as_the_emulator_does(monkeypatch, dtype):
     given = np.concatenate([given, np.zeros(-given.size % 8, "float32")])
     words = np.array([result(nested(list(eight)), 1) for eight in given.reshape(-1, 8)], "uint64")
     np.testing.assert_array_equal(words.view("uint8"), float8(given, dtype).view("uint8"))
+
+
+def packing(by_instruction):
+    pack = four_e4m3(by_instruction)
+
+    @cuda.jit
+    def kernel(x, out):
+        i = cuda.grid(1)
+        while i < out.size:
+            out[i] = pack(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3])
+            i += cuda.gridsize(1)
+
+    return kernel
+
+
+@pytest.mark.parametrize("by_instruction", [False, True])
+def test_four_numbers(by_instruction):
+    """Half-way between any two, beside that, and special ones."""
+    values = np.sort(np.arange(0x7F, dtype="uint8").view(DTYPES[0]).astype("float32"))
+    middles = (values[1:] + values[:-1]) / np.float32(2)
+    x = np.concatenate([values, middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.inf)])
+    x = np.concatenate([x, -x, np.float32([np.nan, np.inf, -np.inf, 449, 1e30, 1e-30])])
+    x = np.concatenate([x, np.zeros(-x.size % 4)]).astype("float32")
+
+    def main():
+        sk.init()
+        out = np.zeros(x.size // 4, "uint32")
+        packing(by_instruction)[2, 32](x, out)
+        sk.current().synchronize()
+        np.testing.assert_array_equal(out.view("uint8"), float8(x, DTYPES[0]).view("uint8"))
+
+    sk.emu.run(main, 1)
+
+
+@pytest.mark.parametrize(
+    ("by_instruction", "cc", "count"), [(True, HOPPER, 2), (False, HOPPER, 0), (False, AMPERE, 0)]
+)
+def test_ptx_of_four_numbers(by_instruction, cc, count):
+    """The instruction where it is asked for, and only there."""
+    ptx = compile_ptx(packing(by_instruction), (types.float32[::1], types.uint32[::1]), cc)
+    assert resources(ptx, cc).spills == resources(ptx, cc).stack == 0
+    assert ptx.count("cvt.rn.satfinite.e4m3x2.f32") == count
 
 
 @pytest.mark.each_value

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from emulated import untyped
 from fast import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,6 +132,7 @@ def test_put_signal(n, form, nbi, op):
         np.testing.assert_array_equal(out[1:], sample("float16", 9, (world.rank - 1) % n))
 
 
+@untyped  # p and g of 16 bytes
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_dtype_moves(dtype):
     @cuda.jit
@@ -152,6 +154,7 @@ def test_any_dtype_moves(dtype):
         np.testing.assert_array_equal(one[1], sample(dtype, 1, 99)[0] if world.rank else one[0])
 
 
+@untyped
 def test_put_copies_as_much_as_both_hold_and_checks():
     @cuda.jit
     def kernel(target, source):
@@ -374,6 +377,7 @@ def test_notify_at(n):
         ((0, np.zeros(1, "int32"), 0, 1), "offsets is a 1-D array of int32; it must be a 1-D array of int64"),
     ],
 )
+@untyped
 def test_wrong_notify_at(arguments, message):
     @cuda.jit
     def kernel(signals):
@@ -384,6 +388,7 @@ def test_wrong_notify_at(arguments, message):
 
 
 @pytest.mark.parametrize("scope, sig_op", [("system", "set"), ("sys", "sub"), ("gpu", "set")])
+@untyped
 def test_wrong_notify(scope, sig_op):
     @cuda.jit
     def kernel(signal):
@@ -397,6 +402,7 @@ def test_wrong_notify(scope, sig_op):
     "arguments", [("cta", "acquire", 1, "ge"), ("sys", "release", 1, "ge"), ("sys", "acquire", 1, ">=")]
 )
 @pytest.mark.parametrize("form", FORMS)
+@untyped
 def test_wrong_wait(form, arguments):
     waits = {"": wait, "_warp": wait_warp, "_block": wait_block}[form]
 
@@ -464,6 +470,7 @@ def test_copies(dtype, size, to, start, threads, whole_block):
     np.testing.assert_array_equal(dst, expected)
 
 
+@untyped
 def test_copies_of_matrices_and_to_shared_memory():
     @cuda.jit
     def kernel(dst, src):
@@ -592,6 +599,7 @@ def test_barrier_over_signals(n):
         (lambda: sk.signals(1), lambda: None, "give both arrivals and epoch"),
     ],
 )
+@untyped
 def test_wrong_signals_of_a_barrier(arrivals, epoch, message):
     @cuda.jit
     def kernel(arrivals, epoch):
@@ -664,6 +672,7 @@ def test_grid_barrier_again_and_again():
     [symm_at, device.get_peer_array, lambda x, pe: notify(x, pe, 1)],
     ids=["symm_at", "get_peer_array", "notify"],
 )
+@untyped
 def test_loads_and_stores_stay_in_the_node(access):
     @cuda.jit
     def kernel(x, pe):
@@ -776,6 +785,7 @@ def test_reductions(n, form, op, dtype):
         np.testing.assert_array_equal(mine, combined()[3 * world.rank :][:3])
 
 
+@untyped
 def test_wrong_collectives():
     @cuda.jit
     def too_small(dst, src):
@@ -895,6 +905,7 @@ def test_primitives_need_a_kernel():
         ),
     ],
 )
+@untyped
 def test_what_the_gpu_would_refuse(call, message):
     @cuda.jit
     def kernel():
@@ -948,6 +959,7 @@ class State(enum.IntEnum):
         ),
     ],
 )
+@untyped
 def test_enums_in_the_wrong_place(call, message):
     @cuda.jit
     def kernel(flags):

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import ptx
 import pytest
+from emulated import untyped
 from numba import cuda, int64, types
 
 import shmemkit as sk
@@ -53,7 +54,7 @@ def use_every_other():
 
 def test_only_contiguous_arrays():
     with pytest.raises(sk.emu.EmulatorError, match="it must be a contiguous 1-D array"):
-        sk.emu.run(use_every_other, 1)
+        untyped(sk.emu.run)(use_every_other, 1)
     with pytest.raises(Exception, match="it must be a contiguous 1-D array"):
         ptx.compile_ptx(of_every_other, (types.Array(types.float64, 1, "C"),), (9, 0))
 

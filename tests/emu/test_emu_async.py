@@ -4,7 +4,7 @@ faults/test_fault_async.py.)"""
 
 import numpy as np
 import pytest
-from emulated import spmd
+from emulated import spmd, untyped
 from numba import cuda, types
 
 from shmemkit import device
@@ -87,11 +87,11 @@ def words(tile, i):
 
 def vectors(tile, i):
     if i % 4 == 0:
-        store_vec16(tile, i, (ONE,) * 4)
+        store_vec16(tile, i, (ONE, ONE, ONE, ONE))
 
 
 def by_atomics(tile, i):
-    cuda.atomic.exch(tile, i, 1.0)
+    cuda.atomic.exch(tile.view(np.uint32), i, ONE)
 
 
 STORES = (element, from_the_end, of_a_slice, of_a_matrix, a_column, other_bits, words, vectors, by_atomics)
@@ -223,6 +223,7 @@ def test_boxes_begin_at_multiples_of_16_bytes(dtype, x, allowed):
         run(kernel, *arguments, shared=2048)
 
 
+@untyped
 def test_only_kernels_of_asynchronous_copies_are_slowed_down():
     kinds = []
 
@@ -293,6 +294,7 @@ def two_stores(out, first, left):
     bulk_wait_group(0)
 
 
+@untyped  # the primitive takes a literal
 @every_mode
 def test_waits_for_all_but_so_many_groups(races):
     right = [1] * 32 + [0] * 32
@@ -303,6 +305,7 @@ def test_waits_for_all_but_so_many_groups(races):
             run(two_stores, first, left, races=races)
 
 
+@untyped
 def test_waits_for_all_but_so_many_products():
     zeros, multiply, wait = warpgroup_mma(8, "bfloat16")
 
@@ -373,7 +376,8 @@ def test_what_fragments_store_is_checked(stored, barrier):
     def kernel(out):
         piece = cuda.shared.array(3072, types.uint8)
         piece = span(piece, padding(piece, 1024), 1024)
-        ones = (np.float32(1),) * 8
+        one = np.float32(1)
+        ones = one, one, one, one, one, one, one, one
         if cuda.threadIdx.x < 32:
             store(piece, 0, ones)
         if barrier:

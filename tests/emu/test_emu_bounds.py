@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from emulated import spmd
+from emulated import spmd, untyped
 from numba import cuda
 
 import shmemkit as sk
@@ -161,6 +161,7 @@ def test_a_rank_that_does_not_exist():
         spmd(2, lambda world: kernel[1, 1](sk.zeros(4)))
 
 
+@untyped
 @pytest.mark.parametrize("access", ["ld_acquire(m, 0)", "st_release(m, 0, 1)", "notify(m, 0, 1)"])
 def test_matrices_where_a_row_is_needed(access):
     scope = {"ld_acquire": ld_acquire, "st_release": st_release, "notify": notify}

@@ -83,13 +83,14 @@ def send_without_fence(gathered, part, arrived, peer):
 
 def all_gather(send, polls):
     """One-shot: each rank sends its part to all, and waits for, or polls, all signals."""
+    adds, send = send is send_and_add, cuda.jit(device=True)(send)
 
     @cuda.jit
     def kernel(gathered, part, arrived, out):
         n = d.num_ranks()
         for i in range(n):
             send(gathered, part, arrived, (d.rank() + i) % n)
-        signals, value = (arrived[n:], n) if send is send_and_add else (arrived[:n], 1)
+        signals, value = (arrived[n:], n) if adds else (arrived[:n], 1)
         if not polls:
             d.wait(signals, len(signals), "sys", "acquire", value)
         for i in range(len(signals) if polls else 0):
@@ -133,6 +134,7 @@ def test_a_missing_fence():
 
 def exchange(flag_of, words_of):
     """Rounds in which each rank stores data and flag of the round in one word, and polls for the other's."""
+    flag_of, words_of = map(cuda.jit(device=True), (flag_of, words_of))
 
     @cuda.jit
     def kernel(words, out):
@@ -191,9 +193,11 @@ def test_a_counter(how):
 
 def test_a_deadlock_of_locks_taken_in_different_orders():
     def main_of(first):
+        first = cuda.jit(device=True)(first)
+
         @cuda.jit
         def kernel(locks):
-            one = first(d.rank())
+            one = np.int64(first(d.rank()))
             for i in (one, 1 - one):
                 while d.atomic_compare_swap(locks[i:], 0, 1, 0) != 0:
                     pass

@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from emulated import line_of, spmd
+from emulated import line_of, spmd, untyped
 from fast import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -729,6 +729,7 @@ def racy_cells(steps):
 
 @examples(300)
 @given(steps=programs(), seed=st.none() | st.integers(0, 50))
+@untyped
 def test_races_are_unordered_pairs(steps, seed):
     @cuda.jit
     def kernel(cells, signals):

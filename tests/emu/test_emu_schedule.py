@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from emulated import spmd
+from emulated import spmd, untyped
 from fast import examples
 from greenlet import getcurrent
 from hypothesis import given
@@ -32,6 +32,7 @@ def no_settings(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@untyped
 def run(*actions, **options):
     """Rank r calls ``actions[r](x, src)`` in a kernel of one thread: x are zeros, src sevens, both symmetric
     and uint64. -> what each returned; then x of each after the kernel; and after a barrier"""
@@ -59,6 +60,7 @@ def nothing(x, src):
 # ---- the same run
 
 
+@untyped
 def events(**options):
     """What happens in a kernel with a lock, a ticket, messages and polls, in order. It has no race."""
     order = []
@@ -262,6 +264,7 @@ def test_messages_arrive_when_only_waits_or_spin_loops_are_left(ways, delivery):
         ("0.12", "122", "012", "021"),  # but quiet does
     ],
 )
+@untyped
 def test_the_order_of_arrival(script, targets, ordered, unordered):
     """Messages 0, 1, ... of rank 0 to the ranks `targets`; | is a fence, . is quiet."""
     order = []
@@ -356,6 +359,7 @@ def test_random_programs_end_as_they_may(data, n, delivery, seed):
 # ---- greenlets
 
 
+@untyped
 @pytest.mark.parametrize("waits", [False, True])
 def test_threads_that_do_not_wait_run_in_one_greenlet(waits):
     greenlets = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulated import emulate, spmd
+from emulated import emulate, spmd, untyped
 from fast import slow
 from hypothesis import given
 from hypothesis import strategies as st
@@ -283,7 +283,7 @@ def test_phases_that_do_not_match(tmp_path):
         def number(flag):
             mark(3)
 
-        sk.emu.run(main, 1, (number,))
+        untyped(sk.emu.run)(main, 1, (number,))
 
 
 def test_a_full_timeline_counts_the_rest():

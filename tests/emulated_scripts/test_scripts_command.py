@@ -64,6 +64,26 @@ def test_as_a_command(tmp_path):
     assert result.stderr.startswith("Traceback")
 
 
+def test_what_numba_refuses_is_refused_in_a_new_process(tmp_path):
+    """There Numba imports cuda.bindings late, which scripts do not find."""
+    program = """
+    import numpy as np
+    from numba import cuda
+
+    @cuda.jit
+    def pack(x):
+        seen = []
+        seen.append(1)
+
+    pack[1, 1](cuda.to_device(np.zeros(1)))
+    """
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(program))
+    command = [sys.executable, "-m", "shmemkit.emu", "-n", "1", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1 and "kernel pack: Numba refuses to compile it" in result.stderr
+
+
 def test_json_of_a_clean_run(tmp_path):
     status, written = ended(tmp_path, "pass", "-n", "3", "--seed", "7", "--delivery", "ordered")
     assert status == 0

@@ -221,7 +221,6 @@ def test_functions_at_exit(script, capsys):
         ("from cuda.core import Device; Device().properties.l2_cache_size", "DeviceProperties.l2_cache_size"),
         ("from numba import cuda; cuda.current_context()", "numba.cuda.current_context"),
         ("from numba import cuda; cuda.detect()", "numba.cuda.detect"),
-        ("import numba; numba.vectorize(['f4(f4)'], target='cuda')(abs)", "numba.cuda.vectorize"),
     ],
 )
 def test_unknown_names_are_not_emulated(line, name, script):

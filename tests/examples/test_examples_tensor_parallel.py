@@ -1,5 +1,5 @@
-"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py, 14_moe_tensor_parallel.py: they print what they
-say; other sizes; no races."""
+"""examples/07_ag_gemm.py, 08_gemm_rs.py, 11_torch_mlp.py, 14_moe_tensor_parallel.py, 15_mesh.py,
+16_moe_expert_parallel.py: they print what they say; other sizes; no races."""
 
 import re
 import sys
@@ -13,7 +13,10 @@ from fast import slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("name", slow("07_ag_gemm.py", "08_gemm_rs.py", "14_moe_tensor_parallel.py"))
+SLOW = "07_ag_gemm.py", "08_gemm_rs.py", "14_moe_tensor_parallel.py", "16_moe_expert_parallel.py"
+
+
+@pytest.mark.parametrize("name", [*slow(*SLOW), "15_mesh.py"])
 def test_it_prints_what_it_says(capsys, name):
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", (EXAMPLES / name).read_text(), re.S)[1]
     assert emulate(["-n", "4", str(EXAMPLES / name)]) == 0
@@ -26,11 +29,30 @@ def test_experts_on_two_ranks(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["07_ag_gemm.py", "--rows", "5"], ["08_gemm_rs.py", "--tokens", "9"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["07_ag_gemm.py", "--rows", "5"],
+        ["08_gemm_rs.py", "--tokens", "9"],
+        ["16_moe_expert_parallel.py", "--tokens", "5", "--topk", "3"],
+    ],
+)
 def test_other_sizes_and_races(capsys, arguments):
     name, *options = arguments
     assert emulate(["-n", "3", "--races", str(EXAMPLES / name), *options, "--hidden", "40"]) == 0
     assert capsys.readouterr().out.count("passed") >= 2
+
+
+@pytest.mark.parametrize("n_ranks, tensor", [(1, 1), (3, 1), *slow((6, 3))])
+def test_other_meshes(capsys, n_ranks, tensor):
+    sizes = ["--batch", "6", "--inside", "12", "--tensor", str(tensor)]
+    assert emulate(["-n", str(n_ranks), "--races", str(EXAMPLES / "15_mesh.py"), *sizes]) == 0
+    assert capsys.readouterr().out.count("passed") == 3
+
+
+def test_ranks_that_make_no_mesh(capsys):
+    assert emulate(["-n", "3", str(EXAMPLES / "15_mesh.py"), "--tensor", "2"]) == 1
+    assert "--tensor is 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["07_ag_gemm.py", "08_gemm_rs.py"])
@@ -55,6 +77,11 @@ def test_refused_methods_and_sizes(capsys):
         assert out.count("passed") == passed and "compute capability 8.0; it must be 9.0" in out
     assert emulate(["-n", "1", str(EXAMPLES / "07_ag_gemm.py"), "--hidden", "12"]) != 0
     assert "--hidden is 12; it must be a multiple of 8" in capsys.readouterr().err
+
+
+def test_more_rows_than_the_expert_parallel_layer_has_room_for(capsys):
+    assert emulate(["-n", "2", str(EXAMPLES / "16_moe_expert_parallel.py"), "--max-rows", "7"]) == 1
+    assert "rows, more than max_rows=7. Nothing was sent" in capsys.readouterr().err
 
 
 def test_the_pytorch_example_says_what_it_needs(capsys, monkeypatch):

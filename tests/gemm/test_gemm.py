@@ -385,7 +385,7 @@ def test_new_results_and_kept_calls():
         a, b = operand(rng, 6, 7, "float16"), operand(rng, 7, 5, "float16")
         out = sk.matmul(a, b, activation="relu")
         assert out.dtype == "float16" and out.shape == (6, 5)
-        kept = world.kept[Gemm, "auto"]
+        kept = world.kept[Gemm, "auto", None]
         assert len(kept._plans) == 1
         sk.matmul(a, b, out)
         sk.matmul(a, b, out)

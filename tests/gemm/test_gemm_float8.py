@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulated import spmd
+from fast import slow
 from gemms import ERROR, error, expected
 
 import shmemkit as sk
@@ -79,6 +80,7 @@ def check(out, reference):
     assert error(out, reference) < ERROR[out.dtype.name] + 3e-4
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("size", "tile"),
     [
@@ -132,7 +134,7 @@ def test_matmul(out_dtype, order):
         options = {"bias": bias, "activation": "relu", "scales": (of_x, of_w.T)}
         out = sk.matmul(operands.x, operands.w.T, out, **options)
         world.synchronize()
-        assert out.dtype.name == out_dtype or "bfloat16"
+        assert out.dtype.name == (out_dtype or "bfloat16")
         check(out, expected(operands.wide[0], operands.wide[1].T, bias, "relu"))
 
     spmd(1, main)
@@ -151,6 +153,22 @@ def test_one_scale_for_all():
     spmd(1, main)
 
 
+@pytest.mark.parametrize("columns", [48, 96, 160])
+def test_tiles_of_grouped_products_that_are_refused(columns):
+    """Tiles of 48 and 96 columns had wrong scales."""
+
+    def main(world):
+        operands, grouped = (
+            Operands((4, 272, 128), 2),
+            sk.GroupedGemm("sm90", options={"tile": (64, columns)}),
+        )
+        grouped(operands.x, operands.w, np.zeros(2, "int32"), scales=operands.scales)
+
+    with pytest.raises(ValueError, match="of float8 it must have 256, 192, 128, 64 or 32 columns"):
+        spmd(1, main)
+
+
+@pytest.mark.each_value
 @pytest.mark.parametrize("counts", [[3, 0, 70, 1], [0, 66, 0], [1] * 5, [0, 0]], ids=str)
 @pytest.mark.parametrize("tile", [(64, 64), (128, 256)], ids=str)
 def test_grouped(counts, tile):
@@ -190,7 +208,7 @@ ONE_LEVEL = {128: 1.2e-4, 1024: 5.2e-4, 4096: 1.3e-3, 16384: 3.1e-3}
 TWO_LEVELS = 1.2e-4
 
 
-@pytest.mark.parametrize("k", [128, 1024, 4096])
+@pytest.mark.parametrize("k", [128, 1024, 4096, *slow(16384)])
 def test_two_levels_lose_no_more_than_one_block(k):
     def main():
         world, operands, gpu = (
@@ -247,8 +265,8 @@ def scales(*shapes, dtype="float32"):
             {"a": zeros(4, 144, dtype="float16"), "b": zeros(144, 8, dtype="float16")},
             "only float8_e4m3fn has some",
         ),
-        ({"b": zeros(144, 8)}, "needs? method 'sm90', which cannot be used: .*rows of K must be contiguous"),
-        ({"method": "sm80"}, "method 'sm80' cannot be used: the operands are float8_e4m3fn"),
+        ({"b": zeros(144, 8)}, "Gemm: Method 'sm90' cannot be used: .*rows of K must be contiguous"),
+        ({"method": "sm80"}, "Method 'sm80' cannot be used: the operands are float8_e4m3fn"),
         ({"out": zeros(4, 8, dtype="int32")}, "out is int32; of float8_e4m3fn operands it must be bfloat16"),
         (
             {"a": zeros(4, 24), "b": zeros(8, 24).T, "scales": scales((4, 1), (1, 1))},
@@ -287,7 +305,7 @@ def test_other_gpus_are_refused():
         for kind in METHODS.values():
             assert kind.unsupported(problem, Gpu((8, 9), 2, sm90.SHARED, np))
         with pytest.raises(
-            ValueError, match="float8_e4m3fn need method 'sm90', .* capability 8.9; it must be 9.0"
+            ValueError, match="Method 'sm90' cannot be used: .* capability 8.9; it must be 9.0"
         ):
             bind_product(problem, Gpu((8, 9), 2, sm90.SHARED, np))
 

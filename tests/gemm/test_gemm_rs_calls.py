@@ -359,7 +359,7 @@ def test_the_first_method_that_can_and_is_faster(pes, monkeypatch):
 
 
 def test_what_is_refused_leaves_nothing_allocated(pes, monkeypatch):
-    def refuse(self, *args):
+    def refuse(self, *args, **names):
         raise MemoryError("the heap is full")
 
     monkeypatch.setattr(CopyPush, "prepare", refuse)

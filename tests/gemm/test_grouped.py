@@ -67,6 +67,7 @@ def run(method, *args, tile=None, races=False, **options):
 COUNTS = [[3, 0, 70, 1], [0, 66, 0], [1] * 5, [0, 0], [64, 128], [i % 8 // 7 for i in range(70)]]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("counts", COUNTS, ids=lambda counts: str(counts)[:20])
 def test_counts(method, counts):
@@ -130,7 +131,7 @@ def test_new_results_and_kept_calls():
         sk.grouped_matmul(product.x, product.w, product.counts, product.out)
         world.synchronize()
         np.testing.assert_array_equal(out[:7], product.out[:7])
-        assert len(world.kept[sk.GroupedGemm, "auto"]._plans) == 2
+        assert len(world.kept[sk.GroupedGemm, "auto", None]._plans) == 2
 
     spmd(1, main)
 

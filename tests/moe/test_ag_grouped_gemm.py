@@ -162,6 +162,7 @@ def test_refusals():
             for arguments, text in [
                 ((x[0], w, ids), r"they must be \(m, K\), \(E, N, K\) and \(M, topk\)"),
                 ((x[:, :8].copy(), w, ids), r"x, w and topk_ids are \(4, 8\)"),
+                ((x[:, :0].copy(), w[:, :, :0].copy(), ids), r"x is \(4, 0\); K must be 1 or more"),
                 ((x, w.astype("float32"), ids), "x is bfloat16, w is float32"),
                 ((x, w, ids[:4]), "topk_ids must have 8 rows, for 4 tokens of each of 2 ranks"),
                 ((x, w, ids.astype("float32")), "topk_ids is float32"),
@@ -169,6 +170,7 @@ def test_refusals():
                 ((x, w, ids, np.zeros((8, 16), BF16).T), "out is .* it must be C-contiguous"),
                 ((integers(0, 8, 16), w, routing("random", 16, 2, 3)), "more than max_nbytes=256"),
                 ((x, w, sk.ExpertIndex(world, ids, 4)), "the ExpertIndex is of 4 experts; it must be of 3"),
+                ((x, w, sk.ExpertIndex(world, ids, 3)), r"the ExpertIndex is empty; call its update\(\)"),
             ]:
                 with pytest.raises(ValueError, match=text):
                     first(*arguments)
@@ -235,5 +237,6 @@ def test_each_part_is_needed(mutate, change, k):
     assert is_wrong(k)
 
 
+@pytest.mark.slow
 def test_more_slabs_than_slots():
     assert not is_wrong(20 * 64)

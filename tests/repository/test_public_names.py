@@ -7,6 +7,7 @@ import typing
 
 import numpy as np
 import pytest
+from emulated import untyped
 from numba import cuda
 
 import shmemkit as sk
@@ -76,7 +77,7 @@ def _launched(call):
     def kernel(array):
         call(array)
 
-    return lambda world: sk.bind(kernel, 1, 1, (sk.zeros(4, "uint64"),))()
+    return untyped(lambda world: sk.bind(kernel, 1, 1, (sk.zeros(4, "uint64"),))())
 
 
 # Alias, and what refuses "no such" with a message that lists the words it takes.

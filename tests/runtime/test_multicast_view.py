@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+from emulated import untyped
 from gpu import world as gpu_world
 from numba import cuda
 
@@ -101,6 +102,7 @@ def on_a_view(kernel):
     kernel[1, 1](view)
 
 
+@untyped
 @pytest.mark.parametrize(
     "use, message",
     [
@@ -316,7 +318,9 @@ def test_the_gpu_backends_view_is_at_that_address(gpu, monkeypatch):
         data=types.SimpleNamespace(ptr=0x60, mem=memory), shape=(3,), dtype="float32", strides=(4,)
     )
     made = []
-    backend = types.SimpleNamespace(_bindings=FakeBindings(), device=1, _view=lambda *args: made.append(args))
+    backend = types.SimpleNamespace(
+        slab=None, _bindings=FakeBindings(), device=1, _view=lambda *args: made.append(args)
+    )
     gpu(FakeBindings())  # the driver is a fake from here on
     NvshmemBackend.multicast_view(backend, array, range(4, 8))
     assert made == [(0x1020, 256, array, (3,), "float32", (4,), 0x40)]

@@ -257,7 +257,7 @@ def driver(monkeypatch):
 def backend():
     result = NvshmemBackend.__new__(NvshmemBackend)
     result.rank, result.n_ranks, result.device, result.offsets = 1, 2, 0, [4096, 0]
-    result.stream, result._event = 5, None
+    result.stream, result._event, result.ranks = 5, None, range(4, 6)
     return result
 
 
@@ -308,10 +308,10 @@ def test_errors_of_the_driver(driver, backend):
 def test_where_gpus_cannot_copy(driver, backend):
     assert backend.no_copies() is None
     driver.attribute = 0
-    assert "rank 1 has no 64-bit stream memory operations" in backend.no_copies()
+    assert "rank 5 has no 64-bit stream memory operations" in backend.no_copies()
     backend.offsets[0] = peers.UNREACHABLE
-    assert "rank 1 cannot access the memory of rank 0" in backend.no_copies()
-    assert "rank 1 cannot access the memory of rank 0" in backend.unreached(nvlink=False, ranks=[1, 0])
+    assert "rank 5 cannot access the memory of rank 4" in backend.no_copies()
+    assert "rank 5 cannot access the memory of rank 4" in backend.unreached(nvlink=False, ranks=[1, 0])
     assert backend.unreached(nvlink=False, ranks=[1]) is None
 
 
@@ -331,6 +331,12 @@ class Backend:
             self.followed.append((later, earlier))
 
 
+def world_of(backend):
+    world = types.SimpleNamespace(backend=backend, kept={})
+    world.world = world
+    return world
+
+
 @pytest.mark.parametrize(
     "streams, wanted",
     [
@@ -343,7 +349,7 @@ class Backend:
 )
 def test_calls_of_interleaved_captures_are_ordered(streams, wanted):
     backend = Backend()
-    order = StreamOrder(types.SimpleNamespace(backend=backend))
+    order = StreamOrder(world_of(backend))
     if streams[0] == "begins":  # stream 3 begins to capture after its call, and makes another one
         order.before(3, "a")
         backend.captures[3] = 1
@@ -356,7 +362,7 @@ def test_calls_of_interleaved_captures_are_ordered(streams, wanted):
 
 def test_many_captures():
     backend = Backend()
-    order = StreamOrder(types.SimpleNamespace(backend=backend))
+    order = StreamOrder(world_of(backend))
     for capture in range(1, 100):
         order.before(10 * capture, "a")
         order.before(10 * capture + 1, "a")

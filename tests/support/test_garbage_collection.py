@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+from emulated import untyped
 from numba import cuda
 
 import shmemkit as sk
@@ -20,6 +21,7 @@ def count(found, fails):
             found[found.size] = 0
 
 
+@untyped
 @pytest.mark.parametrize("theirs", [False, True])
 def test_what_others_have_frozen_stays_so(theirs):
     """Large kernels freeze, but not then."""

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from emulated import untyped
 
 import shmemkit as sk
 
@@ -100,6 +101,7 @@ def test_an_exhaustive_exploration_counts_its_runs():
     assert re.search(r"explore: \d runs, 00:0", text) and seen(text) == []
 
 
+@untyped
 def test_kernels_say_how_many_blocks_have_ended():
     text = written(
         *python("""

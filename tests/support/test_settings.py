@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from emulated import untyped
 from numba import cuda
 
 import shmemkit as sk
@@ -128,6 +129,7 @@ def test_bad_calls_of_run(arguments, error, message):
         sk.emu.run(lambda *_: None, 1, **arguments)
 
 
+@untyped
 def test_what_a_wait_is_given_instead():
     @cuda.jit
     def waits(flags, which):

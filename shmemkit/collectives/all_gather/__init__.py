@@ -60,13 +60,16 @@ class AllGather(Collective):
                   copy_staged               likewise, into private memory
                   ll_2d, push_2d            several nodes, through NVSHMEM: small and larger arrays
                   multimem, ll_2d_multimem  NVLink SHARP; "auto" does not take them
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
     _table, _METHODS, methods = "all_gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[rank]"
 
-    def __init__(self, world: World, max_nbytes: int, method: AllGatherMethod = "auto"):
-        super().__init__(world, max_nbytes, method)
+    def __init__(
+        self, world: World, max_nbytes: int, method: AllGatherMethod = "auto", *, sms: int | None = None
+    ):
+        super().__init__(world, max_nbytes, method, sms)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-gather. -> out

@@ -127,7 +127,7 @@ class CopyEngine(Copying):
     def kernels_of(self, signals):
         """-> the barrier that sets these back, and what waits for all of them"""
         world, threads = self.world, min(self.n_ranks, MAX_THREADS)
-        barrier = bind_team_barrier(self._arrivals, self._epoch, self.ranks, signals, world.stream)
+        barrier = bind_team_barrier(self._arrivals, self._epoch, self.ranks, signals, world)
         return barrier, bind(await_segments, 1, threads, (signals,), stream=world.stream)
 
     def view(self, array, k):

@@ -188,7 +188,8 @@ class LL2D(Method):
 
     def _bind(self, chunks, x, out, in_place):
         local_size, nodes = self.world.local_size, self.world.n_nodes
-        grid = min(chunks, max(1, self.max_blocks // self.world.n_ranks)), local_size, nodes
+        blocks = min(chunks, max(1, self.max_blocks // self.world.n_ranks))
+        grid = self.within(blocks, local_size * nodes), local_size, nodes
         of_chunk = self.chunk // x.itemsize, ll_words(self.chunk)
         return self.launch(self.kernel, grid, x, out, in_place, *of_chunk, local_size, *self.arrays)
 

@@ -51,6 +51,7 @@ class AllReduce(Collective):
                   ring, double_tree  several nodes, through NVSHMEM: few, or many, ranks
                   multimem_one_shot  NVLink SHARP, small arrays
                   multimem_two_shot  NVLink SHARP, larger ones
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
 
     dtypes are float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, and integers of 8 to 64 bits.
     ValueError for others, as bool and complex. float16, bfloat16 and float8 are combined in float32 and
@@ -69,9 +70,17 @@ class AllReduce(Collective):
     _table, _METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
-    def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: AllReduceMethod = "auto"):
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        op: Op = "sum",
+        method: AllReduceMethod = "auto",
+        *,
+        sms: int | None = None,
+    ):
         self.op = op
-        super().__init__(world, max_nbytes, method)
+        super().__init__(world, max_nbytes, method, sms)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-reduce. -> out

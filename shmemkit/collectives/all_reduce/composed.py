@@ -56,9 +56,11 @@ class Push(_Composed):
     name = "all_reduce push"
 
     def make_stages(self, room, op):
-        scatter = ReduceScatter._maker("push")(self.world, room, op, **self.of_stages)
+        scatter = ReduceScatter._maker("push")(self.world, room, op, sms=self.sms, **self.of_stages)
         self.stages.append(scatter)
-        self.stages.append(PushExchange(self.world, room, name=self.name, shared=scatter, **self.of_stages))
+        self.stages.append(
+            PushExchange(self.world, room, name=self.name, shared=scatter, sms=self.sms, **self.of_stages)
+        )
 
     def bind_stages(self, x, out, in_place, dtype):
         mine, (scatter, gather, _) = self.segment_of(out), self.stages
@@ -74,7 +76,9 @@ class CopyEngine(_Composed):
     name, line = "all_reduce copy_engine", 8
 
     def make_stages(self, room, op):
-        self.stages.append(ReduceScatter._maker("copy_engine")(self.world, room, op, **self.of_stages))
+        self.stages.append(
+            ReduceScatter._maker("copy_engine")(self.world, room, op, sms=self.sms, **self.of_stages)
+        )
 
     def bind_stages(self, x, out, in_place, dtype):
         world, order, n = self.world, self.world.backend.order, self.world.n_ranks

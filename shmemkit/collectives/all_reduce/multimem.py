@@ -223,7 +223,7 @@ class _Multimem(Method):
                 f"AllReduce: method {self.name!r} is for one node, where multicast ends; there are "
                 f"{world.n_nodes}. Use a method without multicast"
             )
-        self.blocks, room = parts_of(nbytes, 1, self.max_blocks, self.part, 16)
+        self.blocks, room = parts_of(nbytes, 1, self.within(self.max_blocks), self.part, 16)
         self.epochs = world.xp.zeros(self.blocks, "uint64")
         return self.blocks, room
 

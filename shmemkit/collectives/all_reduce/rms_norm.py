@@ -3,6 +3,8 @@
     total    = sum of x over the ranks, as of AllReduce: in float32, in the order of the ranks, rounded once
     residual = residual + total, rounded
     out      = residual / sqrt(mean(residual**2) + eps) * weight, in float32, rounded once; by rows
+    out8     = out * (1 / scale), in float32, rounded to float8_e4m3fn    where out is wanted so
+    scale    = one for all, which is given; or of 128 elements of a row max(largest magnitude, 1e-12) / 448
 
 A block has a row. The row stays in registers from its arrival to its last store. Packets are Lamport's.
 
@@ -16,7 +18,8 @@ Epochs    epochs[r], local: of row r; it selects the buffer. Device-resident, so
           3. of two shots, on rank r % n: wait for the row of all ranks, combine them, and send the sum to
              results on all ranks
           4. wait for the row of all ranks, and combine them; of two shots, wait for the result
-          5. add the residual and store it; sum up the squares over the block; store the normalized row
+          5. add the residual and store it; sum up the squares over the block; store the normalized row. For
+             a scale of 128 elements, the 16 threads that have them find the largest one
 
 All ranks combine in the same order, and sum squares alike: they get the same bits, in every run.
 
@@ -39,16 +42,16 @@ import numpy as np
 from numba import cuda, types
 
 from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wait, rank, symm_at
+from shmemkit.device.cuda.float8 import FLOAT8, four_e4m3
 from shmemkit.device.cuda.float_storage import element
 from shmemkit.device.cuda.unroll import folded, for_each, tuple_of
+from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import (
     call_on,
     check_writable,
-    converted,
-    keyed,
     new_output,
     overlap,
     unlocked,
@@ -57,7 +60,7 @@ from shmemkit.support.arrays import (
 from shmemkit.support.settings import array_text, integer, listed, one_of, options_of, shown
 from shmemkit.typing import AllReduceRMSNormMethod, AnyArray, AnyStream, ArrayT, DType
 
-from ..collective import check_contiguous, plans_of
+from ..collective import check_contiguous, plans_of, run_bound
 from ..method import agree_on
 from ..schedules.packets import PacketMethod, combining, repeating
 from ..transports import LAMPORT
@@ -66,6 +69,10 @@ DTYPES = ("bfloat16", "float16")
 PIECE = LAMPORT.unit_bytes
 THREADS = 512  # of a block, with 128 registers: enough for 2 pieces, from 9 ranks on for 1
 MOST_PIECES = 8  # of a thread, in half as many threads
+BLOCK, PIECES_OF_BLOCK = 128, 16  # elements that have a scale, as sk.matmul takes them
+OUT8, LEAST = "float8_e4m3fn", 1e-12  # a block of zeros has a scale, too
+MOST = FLOAT8[OUT8].most
+UNSCALED, ONE_SCALE, BLOCK_SCALES = 0, 1, 2
 ONE_SHOT = 1 << 19  # bytes that a rank sends, up to which "auto" takes one shot: a guess
 
 device = cuda.jit(device=True)
@@ -75,11 +82,12 @@ load, store, receive = LAMPORT.load, LAMPORT.store, LAMPORT.receive
 
 
 @functools.cache
-def norm_kernel(n, pieces, dtype, two_shots):
-    """-> the kernel for `n` ranks, and threads that have `pieces` of a row each"""
+def norm_kernel(n, pieces, dtype, two_shots, by_instruction):
+    """-> the kernel for `n` ranks, and threads that have `pieces` of a row each; `by_instruction`, of compute
+    capability 8.9, it rounds to float8"""
     send, send_all, receive_all = LAMPORT.send, LAMPORT.send_all(n), LAMPORT.receive_all(n)
     combine, add, copies = combining("sum", dtype, n), combining("sum", dtype, 2), repeating(n)
-    widen, pack = element(dtype).widen, element(dtype).pack
+    widen, pack, pack_float8 = element(dtype).widen, element(dtype).pack, four_e4m3(by_instruction)
 
     @device
     def send_row(x, r, count, channel, buffer, epoch, me):
@@ -152,14 +160,60 @@ def norm_kernel(n, pieces, dtype, two_shots):
         return u64(low) | u64(high) << u64(32)
 
     @device
+    def most_of_word(word):
+        """The largest magnitude's bits: they are ordered as the numbers, NaN last."""
+        word, most = u64(word & u64(0x7FFF7FFF7FFF7FFF)), u32(0)
+        for k in range(4):
+            most = max(most, u32(word >> u64(16 * k) & u64(0xFFFF)))
+        return most
+
+    @device
+    def scale_of(words):
+        """That of the block of elements to which the thread's words belong."""
+        most = max(most_of_word(words[0]), most_of_word(words[1]))
+        for lanes in (8, 4, 2, 1):
+            most = max(most, u32(cuda.shfl_xor_sync(ALL, types.int32(most), lanes)))
+        largest = widen(types.uint16(most))
+        if largest < f32(LEAST):
+            largest = f32(LEAST)
+        return f32(largest / f32(MOST))
+
+    @device
+    def word_of_float8(word, inverse):
+        return pack_float8(
+            *(f32(part(word, 0) * inverse), f32(part(word, 1) * inverse)),
+            *(f32(part(word, 2) * inverse), f32(part(word, 3) * inverse)),
+        )
+
+    @device
     def store_normal(k, words, arguments):
-        r, count, scale, weight, out = arguments
-        i, factors = place(k), weight[k]
+        r, count, scale, weight, out, out8, scales, scaling, inverse = arguments
+        i, factors = place(k), weight_of(k, weight)
+        done = normal_word(words[0], scale, factors[0]), normal_word(words[1], scale, factors[1])
+        if scaling == BLOCK_SCALES:
+            of_block = scale_of(done)
+            inverse = f32(f32(1) / of_block)
+            if i < count and i % PIECES_OF_BLOCK == 0:
+                blocks = u32((count + (PIECES_OF_BLOCK - 1)) // PIECES_OF_BLOCK)
+                scales[u32(r * blocks + i // PIECES_OF_BLOCK)] = of_block
         if i < count:
-            done = normal_word(words[0], scale, factors[0]), normal_word(words[1], scale, factors[1])
-            store(out, u32(r * count + i), done)
+            if scaling == UNSCALED:
+                store(out, u32(r * count + i), done)
+            else:
+                high = u64(word_of_float8(done[1], inverse))
+                out8[u32(r * count + i)] = high << u64(32) | u64(word_of_float8(done[0], inverse))
+
+    @device
+    def held(k, weights):
+        return weights[k]
+
+    @device
+    def later(arguments):
+        return arguments
 
     pieces_of, totals_of = tuple_of(pieces, piece_of), tuple_of(pieces, total_of)
+    # The weight is loaded before the row arrives, unless that takes too many registers.
+    weights_of, weight_of = (pieces_of, held) if pieces <= MOST_PIECES // 2 else (later, piece_of)
     store_normals, all_squares = for_each(pieces, store_normal), folded(pieces, squares, add_squares)
 
     @device
@@ -177,20 +231,27 @@ def norm_kernel(n, pieces, dtype, two_shots):
         return total
 
     @cuda.jit
-    def all_reduce_rms_norm(x, residual, weight, new_residual, out, rows, count, size, eps, channel, epochs):
+    def all_reduce_rms_norm(
+        x, residual, weight, new_residual, out, out8, scales, scaling, rows, count, size, eps, channel, epochs
+    ):
         """Of the arrays of all ranks.
 
         x, residual, new_residual, out
                  complex128, rows of `count` pieces: of `size` elements
         weight   complex128, a row
+        out8     uint64, likewise, of float8; empty if UNSCALED, else out is
+        scales   float32: the one that is given (ONE_SCALE), those of the rows' blocks (BLOCK_SCALES), none
         channel  of 2 * n rows of inputs; of two shots, then as many of results
         epochs   uint32, of each row, zeros at first
         grid     any number of blocks of whole warps, one-dimensional, as the blocks are
         """
         shared = cuda.shared.array(32, f32)
         r, me = u32(cuda.blockIdx.x), rank()
-        griddepcontrol_wait(x, residual, weight, symm_at(channel[0], 0), epochs, me, r)
+        griddepcontrol_wait(x, residual, weight, scales, symm_at(channel[0], 0), epochs, me, r)
         griddepcontrol_launch_dependents()
+        inverse = f32(1)
+        if scaling == ONE_SCALE:
+            inverse = f32(f32(1) / scales[0])
         while r < rows:
             epoch = u32(epochs[r] + 1)
             buffer = epoch & 1
@@ -198,13 +259,13 @@ def norm_kernel(n, pieces, dtype, two_shots):
             cuda.syncthreads()  # all threads have read the epoch, and the sums of the row before
             if cuda.threadIdx.x == 0:
                 epochs[r] = epoch
-            old, factors = pieces_of((residual, u32(r * count), count)), pieces_of((weight, u32(0), count))
+            old, factors = pieces_of((residual, u32(r * count), count)), weights_of((weight, u32(0), count))
             if two_shots and r % n == me:
                 combine_row(r, count, channel, buffer, epoch, me)
             words = totals_of((r, count, channel, buffer, epoch, old, new_residual))
             mean = f32(sum_of_block(all_squares(words, 0), shared) / f32(size))
             scale = f32(f32(1) / f32(math.sqrt(f32(mean + eps))))
-            store_normals(words, (r, count, scale, factors, out))
+            store_normals(words, (r, count, scale, factors, out, out8, scales, scaling, inverse))
             r = u32(r + cuda.gridDim.x)
 
     return all_reduce_rms_norm
@@ -215,8 +276,7 @@ class RowMethod(PacketMethod):
 
     at_once, t = True, LAMPORT
 
-    def prepare(self, max_tokens, hidden, dtype, two_shots, most_blocks):
-        self.most_blocks = most_blocks
+    def prepare(self, max_tokens, hidden, dtype, two_shots):
         world, n = self.world, self.world.n_ranks
         self.check_ranks()
         self.size, self.count = hidden, hidden * dtype.itemsize // PIECE
@@ -228,17 +288,25 @@ class RowMethod(PacketMethod):
         n_bytes = rows * self.count * PIECE
         self.channel = self.t.channel(self, (4 if two_shots else 2) * n, n_bytes, self.array_name("slots"))
         self.epochs = world.xp.zeros(max_tokens, "uint32")
-        self.kernel = norm_kernel(n, pieces, dtype.name, two_shots)
+        by_instruction = world.backend.compute_capability >= (8, 9)
+        self.kernel = norm_kernel(n, pieces, dtype.name, two_shots, by_instruction)
         self.bind(*[world.xp.empty(0, dtype)] * 5, 0.0)
 
-    def bind(self, x, residual, weight, new_residual, out, eps):
+    def bind(self, x, residual, weight, new_residual, out, eps, scale=None, scales=None):
+        rows, nothing = x.size // self.size, self.world.xp.empty(0, "uint8")
+        out8, given, scaling = nothing, nothing.view("float32"), UNSCALED
+        if scale is not None or scales is not None:
+            out, out8 = nothing, out
+            given, scaling = (scale, ONE_SCALE) if scales is None else (scales, BLOCK_SCALES)
         arrays = [
             a.reshape(-1).view("uint8").view("complex128") for a in (x, residual, weight, new_residual, out)
         ]
-        rows = x.size // self.size
-        args = *arrays, rows, self.count, self.size, np.float32(eps), self.channel, self.epochs
+        args = (
+            *(*arrays, out8.reshape(-1).view("uint8").view("uint64"), given.reshape(-1), scaling, rows),
+            *(self.count, self.size, np.float32(eps), self.channel, self.epochs),
+        )
         fit = self.launch(self.kernel, 1, *args, pdl=True).resident_blocks
-        return self.launch(self.kernel, max(1, min(rows, fit, self.most_blocks or fit)), *args, pdl=True)
+        return self.launch(self.kernel, self.within(max(1, min(rows, fit))), *args, pdl=True)
 
 
 class AllReduceRMSNorm:
@@ -259,19 +327,22 @@ class AllReduceRMSNorm:
                   one_shot   few rows: each rank sends all of x to all others
                   two_shot   more rows: rank r % n_ranks combines row r, and sends the sum
     options     numbers for tuning, the same on all ranks; None: those that are chosen
-                  blocks     of the grid, at most
                   one_shot   bytes that a rank sends, up to which "auto" takes one_shot
+    sms         the most multiprocessors that it uses, 1 or more; None: as many as are tuned
 
     Ranks are summed in their order, in float32. The sum is rounded to dtype, and so is the new residual. The
     squares are of the rounded residual, and summed up in float32. All ranks get the same bits, in every run,
     by each method.
+
+    A call with `scale` or `scales` rounds out once more, to float8_e4m3fn: the same bits as if a kernel of
+    its own did it. Larger numbers than 448 become 448; NaN stays.
 
     It allocates symmetric memory: of one_shot 2 * n_ranks * max_tokens rows, of two_shot 4 * max_tokens.
     """
 
     METHODS = {"one_shot": False, "two_shot": True}
     methods = tuple(METHODS)
-    options: dict[str, Any] = {"blocks": None, "one_shot": None}
+    options: dict[str, Any] = {"one_shot": None}
 
     def __init__(
         self,
@@ -282,6 +353,7 @@ class AllReduceRMSNorm:
         method: AllReduceRMSNormMethod = "auto",
         *,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         check_world(WHO, world)
         self._methods: Any = None
@@ -296,15 +368,16 @@ class AllReduceRMSNorm:
                 raise ValueError(f"{WHO}: hidden is {hidden}; it must be a multiple of 8")
             one_of(WHO, "method", method, (*self.METHODS, "auto"))
             self.options = options_of(WHO, self.options, options)
-            for name, least in (("blocks", 1), ("one_shot", 0)):
-                if self.options[name] is not None:
-                    integer(WHO, name, self.options[name], least)
+            if self.options["one_shot"] is not None:
+                integer(WHO, "one_shot", self.options["one_shot"], 0)
+            self.sms = checked_sms(WHO, sms)
             return {
                 "options": self.options,
                 "max_tokens": max_tokens,
                 "hidden": hidden,
                 "dtype": self.dtype.name,
                 "method": method,
+                "sms": self.sms,
             }
 
         agree_on(world, WHO, check)
@@ -315,8 +388,8 @@ class AllReduceRMSNorm:
         try:
             for name in dict.fromkeys((first, last)):
                 tokens = self.max_tokens if name == last else self._most_of_one_shot()
-                given = tokens, self.hidden, self.dtype, self.METHODS[name], self.options["blocks"]
-                self._methods[name] = RowMethod(world, *given, name=f"{WHO} {name}")
+                given = tokens, self.hidden, self.dtype, self.METHODS[name]
+                self._methods[name] = RowMethod(world, *given, name=f"{WHO} {name}", sms=self.sms)
         except (ValueError, MemoryError):
             self.free()
             raise
@@ -345,73 +418,83 @@ class AllReduceRMSNorm:
         out: ArrayT | None = None,
         new_residual: AnyArray | None = None,
         stream: AnyStream | None = None,
-    ) -> tuple[ArrayT, Any]:
+        *,
+        scale: AnyArray | None = None,
+        scales: AnyArray | None = None,
+    ) -> tuple[Any, Any]:
         """Enqueue one. -> (out, new_residual)
 
         x             (tokens, hidden), of the same shape on all ranks; tokens is 0 to max_tokens
         residual      (tokens, hidden), the same on all ranks
         weight        (hidden,), the same on all ranks
         eps           a number of 0 or more, the same on all ranks
-        out           (tokens, hidden). It may be x. Default: a new one of x's kind
+        out           (tokens, hidden). It may be x. Default: a new one of x's kind. With `scale` or `scales`
+                      it is float8_e4m3fn, and may not be x
         new_residual  (tokens, hidden). It may be the residual. Default: a new one of x's kind
         stream        default: PyTorch's current one if any array is a tensor on a GPU, else the World's
+        scale         one float32, on the GPU: out is float8, each number divided by it
+        scales        (tokens, ceil(hidden / 128)), float32, where it writes: out is float8, each block of 128
+                      elements of a row divided by a scale of its own: its largest magnitude, at least 1e-12,
+                      divided by 448. out and scales are what sk.matmul takes (docs/float8.md)
 
-        All are of dtype and C-contiguous, at addresses that are multiples of 16 bytes. Those that are not the
-        same do not overlap. When the stream has run it, later work on it sees the results.
+        All others are of dtype. All are C-contiguous, and begin at multiples of 16 bytes, but for scale and
+        scales. Those that are not the same do not overlap. When the stream has run it, later work on it sees
+        the results.
         """
         world = self.world
         if self._methods is None:
             raise RuntimeError(f"{WHO}: it was freed; make a new one")
         check_world(WHO, world)
-        stream, waits = call_on(world, stream, x, residual, weight, out, new_residual)
+        stream, waits = call_on(world, stream, x, residual, weight, out, new_residual, scale, scales)
         x = with_shape(WHO, "x", x, world.xp)
-        alike = x, x.shape, x.dtype, world.xp, stream, world.backend.follow
-        out = new_output(*alike) if out is None else out
-        new_residual = new_output(*alike) if new_residual is None else new_residual
-        eps = _number(eps)
-        arrays = {"x": x, "residual": residual, "weight": weight, "new_residual": new_residual, "out": out}
-        key, known = keyed(WHO, arrays, world.xp)
-        key = *key, eps
-        run = self._plans.get(key)
-        if run is None:
-            run = self._plan(converted(WHO, known, world.xp), eps)
-            self._plans.keep(key, run)
-        self._order.before(stream, WHO, known["x"])
-        run(stream)
-        if waits:
-            world.stream.synchronize()
+        if scale is not None and scales is not None:
+            raise ValueError(f"{WHO}: scale and scales are given; it must be one of them, or none")
+        kind = x.dtype if scale is None and scales is None else as_dtype(OUT8)
+        if out is None:
+            out = new_output(x, x.shape, kind, world.xp, stream, world.backend.follow)
+        if new_residual is None:
+            new_residual = new_output(x, x.shape, x.dtype, world.xp, stream, world.backend.follow)
+        arrays = {"x": x, "residual": residual, "weight": weight, "new_residual": new_residual}
+        arrays |= {"out": out, "scale": scale, "scales": scales}
+        run_bound(self, WHO, arrays, stream, waits, OPTIONAL, eps=_number(eps))
         return out, new_residual
 
-    def _plan(self, arrays, eps):
+    def _plan(self, eps, **arrays):
+        arrays = {name: array for name, array in arrays.items() if array is not None}
         x = arrays["x"]
-        tokens = x.shape[0] if x.ndim == 2 else -1
+        rows = max(x.shape[0] if x.ndim == 2 else 0, 0), self.hidden
+        shapes = {"weight": (self.hidden,), "scales": (rows[0], -(-self.hidden // BLOCK))}
+        kinds: dict[str, Any] = dict.fromkeys(OPTIONAL, as_dtype("float32"))
+        if kinds.keys() & arrays.keys():
+            kinds["out"] = as_dtype(OUT8)
         for name, array in arrays.items():
-            shape = (self.hidden,) if name == "weight" else (max(tokens, 0), self.hidden)
-            if array.shape != shape or array.dtype != self.dtype:
-                needed = shape if name != "x" else f"(tokens, {self.hidden})"
-                raise ValueError(
-                    f"{WHO}: {name} is {array_text(array)}; it must be {self.dtype.name} {needed}"
-                )
+            shape, kind = shapes.get(name, rows), kinds.get(name, self.dtype)
+            right = array.size == 1 if name == "scale" else array.shape == shape
+            if not right or array.dtype != kind:
+                needed = {"x": f"(tokens, {self.hidden})", "scale": "of one element"}.get(name, shape)
+                raise ValueError(f"{WHO}: {name} is {array_text(array)}; it must be {kind.name} {needed}")
             check_contiguous(WHO, name, array)
-            if array.size and (at := self.world.backend.address(array)) % PIECE:
+            unit = PIECE if name not in OPTIONAL else kind.itemsize
+            if array.size and (at := self.world.backend.address(array)) % unit:
                 raise ValueError(
-                    f"{WHO}: {name} begins at address {at:#x}; it must be a multiple of {PIECE}. Give a copy"
+                    f"{WHO}: {name} begins at address {at:#x}; it must be a multiple of {unit}. Give a copy"
                 )
-        if tokens > self.max_tokens:
+        if rows[0] > self.max_tokens:
             raise ValueError(
-                f"{WHO}: x has {tokens} rows, more than max_tokens={self.max_tokens}. Make an {WHO} with a "
+                f"{WHO}: x has {rows[0]} rows, more than max_tokens={self.max_tokens}. Make an {WHO} with a "
                 "larger max_tokens"
             )
-        for name, other in (("out", "x"), ("new_residual", "residual")):
+        may_be = {"out": "x" if "out" not in kinds else None, "new_residual": "residual", "scales": None}
+        for name in may_be.keys() & arrays.keys():
             check_writable(WHO, name, arrays[name])
             for against, array in arrays.items():
-                same = against == other and self._at(array) == self._at(arrays[name])
+                same = against == may_be[name] and self._at(array) == self._at(arrays[name])
                 if against != name and not same and overlap(arrays[name], array):
                     raise ValueError(f"{WHO}: {name} and {against} overlap; they must lie apart")
-        if not tokens:
+        if not rows[0]:
             return lambda stream: None
-        given = (unlocked(array) for array in arrays.values())
-        return self._methods[self.method_for(tokens)].bind(*given, eps)
+        given = {name: unlocked(array) for name, array in arrays.items()}
+        return self._methods[self.method_for(rows[0])].bind(**given, eps=eps)
 
     def _at(self, array):
         return self.world.backend.address(array)
@@ -435,22 +518,26 @@ def _number(eps):
 
 
 WHO = AllReduceRMSNorm.__name__
+OPTIONAL = ("scale", "scales")
 _channel = types.Tuple((types.Array(types.uint64, 1, "C"), *[types.int64] * 3))
 _types = (
     *[types.Array(types.complex128, 1, "C")] * 5,
-    *[types.int64] * 3,
+    types.Array(types.uint64, 1, "C"),
+    types.Array(types.float32, 1, "C"),
+    *[types.int64] * 4,
     types.float32,
     _channel,
     types.Array(types.uint32, 1, "C"),
 )
 GPU_KERNELS = {
-    f"[{n},{pieces},{dtype},{two_shots}]": (norm_kernel(n, pieces, dtype, two_shots), _types)
-    for n, pieces, dtype, two_shots in (
-        (2, 1, "bfloat16", False),
-        (4, 2, "bfloat16", True),
-        (8, 1, "float16", False),
-        (8, 2, "bfloat16", False),
-        (16, 8, "bfloat16", False),
-        (16, 8, "bfloat16", True),
+    f"[{', '.join(map(str, of))}]": (norm_kernel(*of), _types, *[(8, 9)] * of[-1])
+    for of in (
+        (2, 1, "bfloat16", False, False),
+        (2, 1, "bfloat16", False, True),
+        (4, 2, "bfloat16", True, True),
+        (8, 1, "float16", False, True),
+        (8, 2, "bfloat16", False, True),
+        (16, 8, "bfloat16", False, True),
+        (16, 8, "bfloat16", True, True),
     )
 }

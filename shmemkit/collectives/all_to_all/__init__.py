@@ -43,13 +43,16 @@ class AllToAll(Collective):
                   push         larger ones: stores and signals
                   copy_engine  large ones: copy engines, over NVLink
                   push_2d      several nodes, through NVSHMEM
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
     _table, _METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
     _overlap = "they must lie apart"
 
-    def __init__(self, world: World, max_nbytes: int, method: AllToAllMethod = "auto"):
-        super().__init__(world, max_nbytes, method)
+    def __init__(
+        self, world: World, max_nbytes: int, method: AllToAllMethod = "auto", *, sms: int | None = None
+    ):
+        super().__init__(world, max_nbytes, method, sms)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-to-all. -> out

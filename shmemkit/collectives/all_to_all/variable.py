@@ -258,7 +258,9 @@ class PushV(Method):
         reached = world.host_allgather((world.near(), world.backend.multiprocessors))
         near = [mine and theirs[world.rank] for mine, (theirs, _) in zip(world.near(), reached, strict=True)]
         far = not all(all(of_rank) for of_rank, _ in reached)
-        most = min(self.max_senders if far else self.max_blocks, *(count for _, count in reached))
+        most = self.within(
+            min(self.max_senders if far else self.max_blocks, *(count for _, count in reached))
+        )
         self.shift = max(1, min(most, max_nbytes // self.part)).bit_length() - 1
         self.blocks = 1 << self.shift
         self.near = world.xp.asarray(near).astype("uint8")
@@ -304,12 +306,13 @@ class AllToAllV(Collective):
 
     world       the World; up to 72 ranks, else ValueError
     max_nbytes  bytes of the largest array on any rank, x or out
+    sms         the most multiprocessors that its kernel uses, 1 or more; None: as many as are tuned
     """
 
     _table, _METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
 
-    def __init__(self, world: World, max_nbytes: int):
-        super().__init__(world, max_nbytes, "push")
+    def __init__(self, world: World, max_nbytes: int, *, sms: int | None = None):
+        super().__init__(world, max_nbytes, "push", sms)
 
     def __call__(
         self,

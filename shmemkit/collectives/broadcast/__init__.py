@@ -36,13 +36,22 @@ class Broadcast(OfRoot):
                   lamport    larger ones, over NVLink: others pass packets on
                   scatter    larger ones: a segment for each of the others, which pass them on
                   push_2d    several nodes, through NVSHMEM
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
     _table, _METHODS, methods = "broadcast", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
-    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: BroadcastMethod = "auto"):
-        super().__init__(world, max_nbytes, root, method)
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        root: int = 0,
+        method: BroadcastMethod = "auto",
+        *,
+        sms: int | None = None,
+    ):
+        super().__init__(world, max_nbytes, root, method, sms)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one broadcast. -> out, with the root's x

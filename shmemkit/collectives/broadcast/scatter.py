@@ -119,7 +119,7 @@ class Scatter(ChunkedMethod):
         world = self.world
         world.check_reach(self.name)
         self.root, self.segments = root, max(1, world.n_ranks - 1)
-        blocks, rows = senders_of(world, self.senders), self.segments
+        blocks, rows = self.within(senders_of(world, self.senders), 2), self.segments
         self.make(max_nbytes, rows, blocks, rows, 2 * rows, world.n_ranks)
         nothing = world.xp.empty(0, "uint8")
         self._bind(nothing, nothing, False, self.segment)

@@ -35,13 +35,22 @@ class Gather(OfRoot):
                   ll128    medium ones: lines of 128 bytes with a flag, over NVLink
                   push     larger ones: stores and signals
                   push_2d  several nodes, through NVSHMEM
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
     _table, _METHODS, methods = "gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[root]"
 
-    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: GatherMethod = "auto"):
-        super().__init__(world, max_nbytes, root, method)
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        root: int = 0,
+        method: GatherMethod = "auto",
+        *,
+        sms: int | None = None,
+    ):
+        super().__init__(world, max_nbytes, root, method, sms)
 
     def __call__(
         self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None

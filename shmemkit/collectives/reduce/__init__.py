@@ -30,6 +30,7 @@ class Reduce(OfRoot):
                   ll     small arrays: flag-in-data packets of 8 bytes, to the root
                   ll128  medium ones: lines of 128 bytes with a flag, over NVLink
                   push   larger ones: a reduce-scatter and a gather, by stores and signals
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
 
     dtypes, rounding and the compilation for a dtype are those of `AllReduce`. Elements are combined in the
     order of the ranks: equal calls give equal bits in every run, the same as `AllReduce` gives.
@@ -39,10 +40,17 @@ class Reduce(OfRoot):
     _overlap = "they must lie apart, or be the same"
 
     def __init__(
-        self, world: World, max_nbytes: int, root: int = 0, op: Op = "sum", method: ReduceMethod = "auto"
+        self,
+        world: World,
+        max_nbytes: int,
+        root: int = 0,
+        op: Op = "sum",
+        method: ReduceMethod = "auto",
+        *,
+        sms: int | None = None,
     ):
         self.op = op
-        super().__init__(world, max_nbytes, root, method)
+        super().__init__(world, max_nbytes, root, method, sms)
 
     def _checked_options(self):
         one_of(self._name, "op", self.op, OPS)

@@ -19,8 +19,8 @@ class Push(Staged):
     def make_stages(self, room, root, op):
         world = self.world
         self.is_root = world.rank == root
-        self.stages.append(ReduceScatter._maker("push")(world, room, op))
-        self.stages.append(Gather._maker("push")(world, room, root))
+        self.stages.append(ReduceScatter._maker("push")(world, room, op, sms=self.sms))
+        self.stages.append(Gather._maker("push")(world, room, root, sms=self.sms))
         self.result = None if self.is_root else world.xp.empty(room // world.n_ranks, "uint8")
 
     def bind_stages(self, x, out, in_place, dtype):

@@ -45,6 +45,7 @@ class ReduceScatter(Collective):
                   copy_engine  the largest ones: copy engines send, blocks combine
                   ring         large ones, where only neighbours are well connected
                   push_2d      several nodes, through NVSHMEM
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
 
     dtypes, rounding and the compilation for a dtype are those of `AllReduce`. Equal calls give equal bits in
     every run. Elements are combined in the order of the ranks. The exceptions: "ring" combines segment k in
@@ -56,9 +57,17 @@ class ReduceScatter(Collective):
     _one_place = False
     _overlap = "they must lie apart, or out must be its own part of x, x[rank]"
 
-    def __init__(self, world: World, max_nbytes: int, op: Op = "sum", method: ReduceScatterMethod = "auto"):
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        op: Op = "sum",
+        method: ReduceScatterMethod = "auto",
+        *,
+        sms: int | None = None,
+    ):
         self.op = op
-        super().__init__(world, max_nbytes, method)
+        super().__init__(world, max_nbytes, method, sms)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one reduce-scatter. -> out

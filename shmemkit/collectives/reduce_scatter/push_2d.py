@@ -257,7 +257,7 @@ class Push2D(Method):
         self.op, self.local_size = op, ranks_in_reach(world)
         nodes, local_size = world.n_ranks // self.local_size, self.local_size
         gpu = min(world.host_allgather((backend.compute_capability, backend.multiprocessors)))
-        most = self.max_parts or budget(*gpu, nodes, local_size)
+        most = self.within(self.max_parts or budget(*gpu, nodes, local_size), 2)
         self.parts, room = parts_of(max_nbytes, world.n_ranks, most, self.part)
         self.room = room // 8
         name = "reduce_scatter.push_2d"

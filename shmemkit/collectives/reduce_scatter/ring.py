@@ -139,7 +139,7 @@ class Ring(Method):
                 f"reduce_scatter ring: there are {n} ranks; it is for {STEPS // self.max_chunks - 1} at most"
             )
         self.op = op
-        self.blocks, room = parts_of(max_nbytes, n, self.max_blocks, self.part)
+        self.blocks, room = parts_of(max_nbytes, n, self.within(self.max_blocks), self.part)
         shape = 2, max(1, n - 1), self.blocks, 2 * room // 8
         self.inbox = self.empty(shape, "uint64", "reduce_scatter.ring.inbox")
         self.full = self.zeros(self.blocks, "uint64", "reduce_scatter.ring.full")

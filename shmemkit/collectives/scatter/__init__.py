@@ -32,14 +32,23 @@ class Scatter(OfRoot):
                   ll     small arrays: flag-in-data packets of 8 bytes
                   ll128  medium ones: lines of 128 bytes with a flag, over NVLink
                   push   larger ones: stores and signals
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
     _table, _METHODS, methods = "scatter", METHODS, tuple(METHODS)
     _out_is_alike = True
     _overlap = "they must lie apart, or out must be its own segment of x, x[root]"
 
-    def __init__(self, world: World, max_nbytes: int, root: int = 0, method: ScatterMethod = "auto"):
-        super().__init__(world, max_nbytes, root, method)
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        root: int = 0,
+        method: ScatterMethod = "auto",
+        *,
+        sms: int | None = None,
+    ):
+        super().__init__(world, max_nbytes, root, method, sms)
 
     def __call__(
         self, x: ArrayT | None = None, out: ArrayT | None = None, stream: AnyStream | None = None

@@ -233,7 +233,7 @@ class CopiedExchange(PacketMethod, Copying):
         channel = self.t.channel(self, n, -(-max_nbytes // n), self.array_name("slots"))
         self.slots, self.row, self.sentinel = *channel[:2], channel[2:]
         arrivals, epoch = self.zeros(n, "uint64", self.array_name("arrivals")), world.xp.zeros(1, "uint64")
-        self.barrier = bind_barrier(arrivals, epoch, n, world.stream)
+        self.barrier = bind_barrier(arrivals, epoch, n, world.stream, world)
         self.side_streams = SideStreams(world)
         if op is None:
             self.bind_kinds(self.storing)
@@ -310,7 +310,7 @@ class CopiedExchange(PacketMethod, Copying):
     def _launch(self, kernel, packets, x, *args):
         """-> `kernel` bound to enough blocks for so many packets, and to these arguments"""
         fit = self.launch(kernel, 1, x, *args).resident_blocks
-        most = min(self.max_blocks, fit, max(1, self.world.backend.multiprocessors // 2))
+        most = self.within(min(self.max_blocks, fit, max(1, self.world.backend.multiprocessors // 2)))
         return self.launch(kernel, max(1, min(most, -(-packets // self.threads))), x, *args)
 
 

@@ -91,6 +91,8 @@ def _one_by_one(t, personalized, op, dtype):
             send_unit(channel, slot, own(x, size, i, k) if personalized else words, epoch, k)
             y += 1
 
+    if op is None:
+        return send, storing_one_by_one(t, own)
     combine = combining_one_by_one(t, op, dtype)
 
     @device
@@ -99,6 +101,22 @@ def _one_by_one(t, personalized, op, dtype):
         store(out, i, combine(channel, slot, own(x, size, i, me), epoch, me))
 
     return send, take
+
+
+def storing_one_by_one(t, own):
+    """-> a `take` that stores the units of all ranks; ``own(x, size, i, k)`` is the rank's own one."""
+    receive, store = t.receive, t.store
+
+    @device
+    def take(channel, buffer, i, x, out, size, epoch, me):
+        n, k = num_ranks(), 0
+        while k < n:
+            slot = u32((buffer * n + k) * channel[1] + i)
+            words = own(x, size, i, me) if k == me else receive(channel, slot, epoch)
+            store(span(out, k * size, size), i, words)
+            k += 1
+
+    return take
 
 
 @functools.cache
@@ -193,7 +211,6 @@ def _listed(t, personalized, combined):
 GPU_KERNELS = {
     name: kernel
     for t in (LL, LL128, LAMPORT)
-    for personalized, combined in ((False, False), (True, True), (False, True))
-    if combined or t.receive_all
+    for personalized, combined in ((False, False), (True, False), (True, True), (False, True))
     for name, kernel in _listed(t, personalized, combined).items()
 }

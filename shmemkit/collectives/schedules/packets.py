@@ -11,6 +11,8 @@ from shmemkit.device.cuda.unroll import folded, for_each, tuple_of
 from ..method import Method
 from ..transports import AT_ONCE, Transport, rank_after
 
+MOST_THREADS = 256  # of a block within a budget
+
 device = cuda.jit(device=True)
 u32 = types.uint32
 
@@ -29,6 +31,8 @@ class PacketMethod(Method):
     def __init__(self, world, *args, **settings):
         self.t = settings.get("t", getattr(self, "t", None))
         self.threads, self.blocks = self.grid_of(self.t)
+        if settings.get("sms"):  # large blocks instead of many; so many threads have room for all registers
+            self.threads = max(self.threads, min(MOST_THREADS, self.threads * self.blocks))
         self.most = {}  # blocks of a row of the grid, by kernel and dtype
         super().__init__(world, *args, **settings)
 
@@ -62,7 +66,8 @@ class PacketMethod(Method):
         key = kernel, grid_rows, x.dtype
         if key not in self.most:
             fit = self.launch(kernel, (1, grid_rows), x, *args, pdl=True).resident_blocks
-            self.most[key] = max(1, min(fit, self.blocks * self.world.backend.multiprocessors) // grid_rows)
+            most = max(1, min(fit, self.blocks * self.world.backend.multiprocessors) // grid_rows)
+            self.most[key] = self.within(most, grid_rows)
         grid = max(1, min(-(-units // self.units_of_block), self.most[key]))
         if divides:
             grid = next(blocks for blocks in range(min(grid, divides), 0, -1) if divides % blocks == 0)

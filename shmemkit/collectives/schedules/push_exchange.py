@@ -70,7 +70,7 @@ from ..chunked_transfer import (
     senders_of,
 )
 from ..combine_rows import combining
-from ..method import cut
+from ..method import cut, parts_of
 from ..network import end_epoch
 from ..transports import rank_after
 
@@ -234,13 +234,15 @@ class PushExchange(ChunkedMethod):
         self.op = op
         if not self.shared:
             world.check_reach(self.name)
-            self.make(max_nbytes, n, senders_of(world, self.senders), max(1, n - 1), n)
+            self.senders = senders_of(world, self.senders)
+            self.make(max_nbytes, n, self.within(self.senders, 2), max(1, n - 1), n)
         else:
-            for name in ("segment", "parts", "channel"):
+            for name in ("segment", "parts", "channel", "senders"):
                 setattr(self, name, getattr(self.shared, name))
         if op is None:
-            self.arrivals = self.zeros((n, self.parts), "uint64", self.array_name("arrivals"))
-            self.direct_epochs = world.xp.zeros((1, self.parts), "uint64")
+            self.direct_parts = parts_of(max_nbytes, n, self.within(self.senders), self.part)[0]
+            self.arrivals = self.zeros((n, self.direct_parts), "uint64", self.array_name("arrivals"))
+            self.direct_epochs = world.xp.zeros((1, self.direct_parts), "uint64")
             nothing = world.xp.empty(0, "uint8")
             for bind in (self._bind_direct, self._bind_staged):
                 bind(nothing, nothing, False, self.segment)
@@ -253,7 +255,7 @@ class PushExchange(ChunkedMethod):
         return bind(x, out, in_place, out.size // self.world.n_ranks)
 
     def _bind_direct(self, x, out, in_place, segment):
-        parts, part = cut(segment, self.parts, self.part)
+        parts, part = cut(segment, self.direct_parts, self.part)
         args = x, out, in_place, segment, part, self.arrivals, self.direct_epochs
         return self.launch(direct_kernel(self.personalized), parts, *args)
 

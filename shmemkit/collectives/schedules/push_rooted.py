@@ -16,6 +16,7 @@ Signals   full[row, b], beside the scratch: the row is the same
      receiver:  3. receive part b                                                                acquire, sys
                 4. syncthreads; set empty on the sender to the epoch     release, sys: after the reads
   block (b, 0) of the root: copy part b of the root's own segment
+  In a grid of fewer rows block (b, y) of the root is block (b, y + gridDim.y), too, and so on.
 
 No race: the credit lemma (docs/protocols.md), with two buffers. No deadlock: a sender waits for what the
 receiver did two epochs before. The receiver waits for the sender, which waits for nothing of this epoch. All
@@ -61,35 +62,37 @@ def rooted_kernel(to_root):
         full      uint64 (n_ranks - 1 or 1, parts at most), symmetric, zeros at first
         empty     uint64 (1 or n_ranks - 1, parts at most), symmetric, zeros at first
         epochs    uint64 (n_ranks or 1, parts at most), zeros at first
-        grid      (parts, n_ranks on the root, else 1)
+        grid      (parts, any number up to n_ranks on the root, else 1)
         """
         me, b, y = rank(), cuda.blockIdx.x, cuda.blockIdx.y
-        at_root, d = me == root, y
-        if me != root:
-            d = me - root if me > root else me - root + num_ranks()
-        peer = rank_after(root, d) if at_root else root
-        row, credit = (d - 1, 0) if to_root else (0, d - 1)
-        begin, size = part_of_block(part, segment)
-        whole = begin + (peer * segment if at_root else 0)  # where it begins in the array of all ranks
-        epoch = epochs[y, b] + 1
-        buffer, value = epoch & 1, CHUNKS * epoch
-        if d == 0:
-            if not in_place:
-                to, at = (whole, begin) if to_root else (begin, whole)
-                copy_block(span(out, to, size), span(x, at, size))
-        elif at_root != to_root:
-            if epoch > 2:
-                wait_block(empty[credit, b:], 1, "sys", "acquire", epoch - 2)
-            its = span(x, begin if to_root else whole, size)
-            put(scratch[buffer, row, b], its, full[row, b:], value, chunk, peer)
-        else:
-            theirs = span(out, whole if to_root else begin, size)
-            receive(theirs, scratch[buffer, row, b], full[row, b:], value, chunk)
-        cuda.syncthreads()  # all threads have read the counter, and the scratch
-        if cuda.threadIdx.x == 0:
-            if d > 0 and at_root == to_root:
-                notify(empty[credit, b:], peer, epoch, "set", "sys")
-            epochs[y, b] = epoch
+        at_root, begin, size = me == root, *part_of_block(part, segment)
+        while y < (num_ranks() if at_root else 1):
+            d = y
+            if me != root:
+                d = me - root if me > root else me - root + num_ranks()
+            peer = rank_after(root, d) if at_root else root
+            row, credit = (d - 1, 0) if to_root else (0, d - 1)
+            whole = begin + (peer * segment if at_root else 0)  # where it begins in the array of all ranks
+            epoch = epochs[y, b] + 1
+            buffer, value = epoch & 1, CHUNKS * epoch
+            if d == 0:
+                if not in_place:
+                    to, at = (whole, begin) if to_root else (begin, whole)
+                    copy_block(span(out, to, size), span(x, at, size))
+            elif at_root != to_root:
+                if epoch > 2:
+                    wait_block(empty[credit, b:], 1, "sys", "acquire", epoch - 2)
+                its = span(x, begin if to_root else whole, size)
+                put(scratch[buffer, row, b], its, full[row, b:], value, chunk, peer)
+            else:
+                theirs = span(out, whole if to_root else begin, size)
+                receive(theirs, scratch[buffer, row, b], full[row, b:], value, chunk)
+            cuda.syncthreads()  # all threads have read the counter, and the scratch
+            if cuda.threadIdx.x == 0:
+                if d > 0 and at_root == to_root:
+                    notify(empty[credit, b:], peer, epoch, "set", "sys")
+                epochs[y, b] = epoch
+            y += cuda.gridDim.y
 
     return push_rooted
 
@@ -105,11 +108,13 @@ class PushRooted(ChunkedMethod):
     def prepare(self, max_nbytes, root):
         world, n = self.world, self.world.n_ranks
         world.check_reach(self.name)
-        self.root, self.grid_rows = root, n if world.rank == root else 1
+        self.root, rows_of_root = root, min(n, self.sms or n)
+        self.grid_rows = rows_of_root if world.rank == root else 1
         others = max(1, n - 1)
         rows, credits = (others, 1) if self.to_root else (1, others)
         blocks = max(1, senders_of(world, self.senders) // (others if self.to_root else n))
-        self.make(max_nbytes, n, blocks, rows, rows, credits, self.grid_rows)
+        blocks = self.within(blocks, rows_of_root)
+        self.make(max_nbytes, n, blocks, rows, rows, credits, n if world.rank == root else 1)
         nothing = world.xp.empty(0, "uint8")
         self._bind(nothing, nothing, False, self.segment)
 

@@ -12,7 +12,8 @@ Slots     slots[buffer], on every rank but the root: the units. Only the root wr
 Signals   empty[k, c], on the root: the last epoch whose chunk c rank k has read. Only rank k sets it
 
   block b, for its chunks c = b, b + gridDim.x, ..., on a root that broadcasts, for all other ranks k:
-  block (b, y), on a root that scatters, for rank k = root + y modulo the ranks:
+  block (b, y), on a root that scatters, for rank k = root + y modulo the ranks (in a grid of fewer rows it
+  goes on with y + gridDim.y):
           1. load the unit of what rank k gets. Wait until empty[k, c] is at least the epoch less 2
                                                                      acquire, sys: the buffer is empty
           2. send the unit to slots[buffer] of rank k
@@ -31,7 +32,7 @@ Signals   empty[c], on every rank: the last epoch whose chunk c of this rank the
   block b, for its chunks, on a rank that sends:
           1. load the unit; wait until empty[c] is at least the epoch less 2   acquire, sys
           2. send it to slots[buffer, me] on the root
-  block (b, y), on the root that gathers, with k = root + y modulo the ranks:
+  block (b, y), on the root that gathers, with k = root + y modulo the ranks, and so on, as above:
           1. wait for the unit in slots[buffer, k], and store it to segment k of the output; syncthreads
           2. set empty[c] on rank k to the epoch                             release, sys: after the reads
      k = root: store the root's own unit, if x is not in the output
@@ -93,41 +94,45 @@ def from_root_kernel(t, personalized):
         in_place   whether the root's share of x is out
         empty      uint64 (n_ranks, chunks of the capacity), symmetric, zeros at first
         epochs     uint64 (rows of the grid, chunks of the capacity), zeros at first
-        grid       (any number, 1, or on a root that scatters n_ranks) of blocks of whole warps, of as many
-                   threads in all launches
+        grid       (any number, 1, or on a root that scatters any number up to n_ranks) of blocks of whole
+                   warps, of as many threads in all launches
         """
         thread, y, me, n = cuda.threadIdx.x, cuda.blockIdx.y if personalized else 0, rank(), num_ranks()
-        c, first, per_block, channel = cuda.blockIdx.x, unit_of(), units_of(), (slots, row_units, low, high)
-        begin, end = (max(1, y), y + 1) if personalized else (1, n)  # of the ranks after the root
+        first, per_block, channel = unit_of(), units_of(), (slots, row_units, low, high)
+        rows = n if personalized and me == root else 1
         griddepcontrol_wait(x, out, size, units, symm_at(slots, 0), empty, epochs, root, first)
         griddepcontrol_launch_dependents()
-        while c * per_block < units:
-            i, epoch = u32(c * per_block + first), epochs[y, c] + 1
-            slot, inside = u32((epoch & 1) * row_units + i), i < units
-            if me == root:
-                its = span(x, rank_after(me, y) * size, size) if personalized else x
-                words = load(its, min(i, u32(units - 1)))
-                if epoch > 2:
-                    s = begin + (thread & 31)
-                    while s < end:
-                        wait(empty[rank_after(me, s), c:], 1, "sys", "acquire", epoch - 2)
-                        s += 32
-                cuda.syncwarp()
-                if inside:
-                    s = begin
-                    while s < end:
-                        send(channel, slot, words, u32(epoch), rank_after(me, s))
-                        s += 1
-                    if y == 0 and not in_place:
-                        store(out, i, words)
-            elif inside:
-                store(out, i, receive(channel, slot, u32(epoch)))
-            cuda.syncthreads()  # all threads have read the counter, and the slots
-            if thread == 0:
-                if me != root:
-                    notify(empty[me, c:], root, epoch, "set", "sys")
-                epochs[y, c] = epoch
-            c += cuda.gridDim.x
+        while y < rows:
+            begin, end = (max(1, y), y + 1) if personalized else (1, n)  # of the ranks after the root
+            c = cuda.blockIdx.x
+            while c * per_block < units:
+                i, epoch = u32(c * per_block + first), epochs[y, c] + 1
+                slot, inside = u32((epoch & 1) * row_units + i), i < units
+                if me == root:
+                    its = span(x, rank_after(me, y) * size, size) if personalized else x
+                    words = load(its, min(i, u32(units - 1)))
+                    if epoch > 2:
+                        s = begin + (thread & 31)
+                        while s < end:
+                            wait(empty[rank_after(me, s), c:], 1, "sys", "acquire", epoch - 2)
+                            s += 32
+                    cuda.syncwarp()
+                    if inside:
+                        s = begin
+                        while s < end:
+                            send(channel, slot, words, u32(epoch), rank_after(me, s))
+                            s += 1
+                        if y == 0 and not in_place:
+                            store(out, i, words)
+                elif inside:
+                    store(out, i, receive(channel, slot, u32(epoch)))
+                cuda.syncthreads()  # all threads have read the counter, and the slots
+                if thread == 0:
+                    if me != root:
+                        notify(empty[me, c:], root, epoch, "set", "sys")
+                    epochs[y, c] = epoch
+                c += cuda.gridDim.x
+            y += cuda.gridDim.y
 
     return from_root
 
@@ -154,51 +159,54 @@ def to_root_kernel(t, op=None, dtype=None, n=None):
         in_place   whether x is the root's part of out
         empty      uint64 (1, chunks of the capacity), symmetric, zeros at first
         epochs     uint64 (rows of the grid, chunks of the capacity), zeros at first
-        grid       (any number, 1, or on a root that gathers n_ranks) of blocks of whole warps, of as many
-                   threads in all launches
+        grid       (any number, 1, or on a root that gathers any number up to n_ranks) of blocks of whole
+                   warps, of as many threads in all launches
         """
         thread, y, me, ranks = cuda.threadIdx.x, cuda.blockIdx.y, rank(), num_ranks()
-        c, first, per_block, channel = cuda.blockIdx.x, unit_of(), units_of(), (slots, row_units, low, high)
-        k = rank_after(root, y)
-        griddepcontrol_wait(x, out, size, units, symm_at(slots, root), empty, epochs, first, k)
+        first, per_block, channel = unit_of(), units_of(), (slots, row_units, low, high)
+        rows = ranks if combine is None and me == root else 1
+        griddepcontrol_wait(x, out, size, units, symm_at(slots, root), empty, epochs, first, rows)
         griddepcontrol_launch_dependents()
-        while c * per_block < units:
-            i, epoch = u32(c * per_block + first), epochs[y, c] + 1
-            row = u32((epoch & 1) * ranks)
-            base = u32(row * row_units + i)
-            if me != root or receive_all is not None:
-                # Of LL128, what lies beyond the end may be loaded; other warps store the last unit in place.
-                words = load(x, i if receive_all is not None else min(i, u32(units - 1)))
-                if me != root and epoch > 2:
-                    if thread & 31 == 0:
-                        wait(empty[0, c:], 1, "sys", "acquire", epoch - 2)
-                    cuda.syncwarp()
-                if i < units:
-                    send(channel, u32(base + me * row_units), words, u32(epoch), root)
-            if me == root and i < units:
-                if receive_all is not None:
-                    store(out, i, combine(receive_all(channel, row, i, u32(epoch))))
-                elif combine is not None:
-                    store(out, i, combine(channel, base, load(x, i), u32(epoch), me))
-                else:
-                    its = span(out, k * size, size)
-                    if k != me:
-                        store(its, i, receive(channel, u32(base + k * row_units), u32(epoch)))
-                    elif not in_place:
-                        store(its, i, load(x, i))
-            cuda.syncthreads()  # all threads have read the counter, and the slots
-            if me == root:
-                if combine is None:
-                    if thread == 0 and k != me:
-                        notify(empty[0, c:], k, epoch, "set", "sys")
-                else:
-                    s = 1 + thread
-                    while s < ranks:
-                        notify(empty[0, c:], rank_after(me, s), epoch, "set", "sys")
-                        s += cuda.blockDim.x
-            if thread == 0:
-                epochs[y, c] = epoch
-            c += cuda.gridDim.x
+        while y < rows:
+            k, c = rank_after(root, y), cuda.blockIdx.x
+            while c * per_block < units:
+                i, epoch = u32(c * per_block + first), epochs[y, c] + 1
+                row = u32((epoch & 1) * ranks)
+                base = u32(row * row_units + i)
+                if me != root or receive_all is not None:
+                    # Of LL128, what lies beyond the end may be loaded; others store the last unit in place.
+                    words = load(x, i if receive_all is not None else min(i, u32(units - 1)))
+                    if me != root and epoch > 2:
+                        if thread & 31 == 0:
+                            wait(empty[0, c:], 1, "sys", "acquire", epoch - 2)
+                        cuda.syncwarp()
+                    if i < units:
+                        send(channel, u32(base + me * row_units), words, u32(epoch), root)
+                if me == root and i < units:
+                    if receive_all is not None:
+                        store(out, i, combine(receive_all(channel, row, i, u32(epoch))))
+                    elif combine is not None:
+                        store(out, i, combine(channel, base, load(x, i), u32(epoch), me))
+                    else:
+                        its = span(out, k * size, size)
+                        if k != me:
+                            store(its, i, receive(channel, u32(base + k * row_units), u32(epoch)))
+                        elif not in_place:
+                            store(its, i, load(x, i))
+                cuda.syncthreads()  # all threads have read the counter, and the slots
+                if me == root:
+                    if combine is None:
+                        if thread == 0 and k != me:
+                            notify(empty[0, c:], k, epoch, "set", "sys")
+                    else:
+                        s = 1 + thread
+                        while s < ranks:
+                            notify(empty[0, c:], rank_after(me, s), epoch, "set", "sys")
+                            s += cuda.blockDim.x
+                if thread == 0:
+                    epochs[y, c] = epoch
+                c += cuda.gridDim.x
+            y += cuda.gridDim.y
 
     return to_root
 
@@ -225,7 +233,8 @@ class Rooted(PacketMethod):
         units = self.t.units_of(segment)
         args = *self.channel, self.root, in_place, self.empty_signals, self.epochs
         return self.launch_units(
-            kernel, units, x, out, segment // x.itemsize, units, *args, grid_rows=self.rows
+            *(kernel, units, x, out, segment // x.itemsize, units, *args),
+            grid_rows=min(self.rows, self.sms or self.rows),
         )
 
 

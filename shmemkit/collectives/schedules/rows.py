@@ -17,6 +17,9 @@ Epochs    epochs[k], local: of each group of units to rank k; they select the bu
 A thread has a unit of one rank, not of all ranks. So more packets are under way at once, and none that has
 arrived waits for other ranks. Each multiprocessor gets blocks of all ranks, so all links are used alike.
 
+With fewer blocks than ranks (a budget of multiprocessors) the kernel is that of ``exchange.py``: each thread
+has the units of all ranks.
+
 No race: the double-buffer lemma (docs/protocols.md), for the units that two ranks exchange; of Lamport, to
 consume a slot includes to reset it. No deadlock: ascending-order progress, for each pair of ranks.
 """
@@ -35,6 +38,7 @@ from shmemkit.device import (
 )
 
 from ..transports import LAMPORT, LL, LL128, indexing, rank_after
+from .exchange import exchange_kernel
 from .packets import PacketMethod, kernel_types
 
 u32 = types.uint32
@@ -100,6 +104,7 @@ class Rows(PacketMethod):
     def prepare(self, max_nbytes):
         t, n = self.t, self.world.n_ranks
         n_bytes = -(-max_nbytes // n)
+        self.at_once = self.sms is not None and self.sms < n  # a block has units of all ranks
         self.check_ranks()
         self.channel = t.channel(self, 2 * n, n_bytes, self.array_name("slots"))
         self.epochs = self.world.xp.zeros(n * t.groups_of(n_bytes), "uint32")
@@ -113,6 +118,8 @@ class Rows(PacketMethod):
     def _bind(self, x, out, segment, in_place):
         units, rows = self.t.units_of(segment), max(1, self.world.n_ranks - in_place)
         kernel, args = rows_kernel(self.t, self.personalized), (*self.channel, self.epochs)
+        if self.at_once:
+            kernel, rows = exchange_kernel(self.t, self.world.n_ranks, self.personalized), 1
         return self.launch_units(kernel, units, x, out, segment // out.itemsize, units, *args, grid_rows=rows)
 
 

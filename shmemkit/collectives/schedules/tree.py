@@ -224,6 +224,7 @@ class Tree(Method):
     def prepare(self, max_nbytes, op):
         world, words = self.world, max(1, -(-max_nbytes // 8))
         self.op = op
+        self.within(self.blocks, 2 * self.trees)
         room, chunks = self.chunks_of(words)[0], self.most_chunks(words)
         rows = chunks + (chunks + 1) // 2 * (self.trees - 1)
         self.shared = (
@@ -239,7 +240,8 @@ class Tree(Method):
         times = shares(dtype.name)
         chunk, chunks = self.chunks_of(times * (x.nbytes + 7 >> 3))
         kernel = tree_kernel(self.op, dtype.name, self.trees > 1)
-        grid = min(-(-chunks // self.trees), self.blocks), self.trees, 2
+        blocks = self.within(min(-(-chunks // self.trees), self.blocks), 2 * self.trees)
+        grid = blocks, self.trees, 2
         return self.launch(kernel, grid, x, out, chunk // times, *self.shared)
 
 

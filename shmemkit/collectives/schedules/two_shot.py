@@ -131,7 +131,8 @@ class TwoShot(PacketMethod):
                 "packets are counted in 32 bits. Take another method"
             )
         self.op = op
-        self.ring_blocks = self.ring * min(self.world.host_allgather(self.world.backend.multiprocessors))
+        most = min(self.world.host_allgather(self.world.backend.multiprocessors))
+        self.ring_blocks = self.ring * self.within(most)
         self.ring_units = self.ring_blocks * self.units_of_block
         segment = t.unit_bytes * min(self._segment(max_nbytes), self.ring_units)
         self.check_ranks()

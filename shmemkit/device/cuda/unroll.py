@@ -55,6 +55,21 @@ def folded(n, first, add):
 
 
 @functools.cache
+def chained(n, function):
+    """-> ``run(values, state)``, for kernels: the state after state = function(k, values[k], state) for
+    k = 0 .. n - 1."""
+    before, k = chained(n - 1, function) if n > 1 else None, n - 1
+
+    @cuda.jit(device=True)
+    def run(values, state):
+        if before is not None:
+            state = before(values, state)
+        return function(k, values[k], state)
+
+    return run
+
+
+@functools.cache
 def mapped(n, function):
     """-> ``make(values, arguments)``, for kernels: (function(values[0], arguments), ..,
     function(values[n - 1], arguments))."""

@@ -13,8 +13,7 @@ zeros).
 
 float8_e4m3fn and float8_e5m2 saturate, as cvt.rn.satfinite of PTX does: a result beyond the largest number,
 448 or 57344, becomes that number, with its sign. So does an infinite result: an infinity of float8_e5m2 is
-infinite while it is combined, and becomes 57344. A NaN becomes 0x7F. The instruction needs compute capability
-8.9. Some integer instructions take its place, so float8 is combined on all GPUs, to the same bits.
+infinite while it is combined, and becomes 57344. A NaN becomes 0x7F (``float8.py``).
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from shmemkit.support.settings import listed
 from shmemkit.typing import Op
 
 from ..emulator import current_thread, from_scalar
+from .float8 import FLOAT8, conversions_of_float8, saturated
 
 __all__ = ["OPS", "Reduction", "reduction"]
 
@@ -95,10 +95,8 @@ def _emulated(op, name):
         with np.errstate(all="ignore"):
             if op == "avg":
                 total = total / wide.type(n)
-            if name in _FLOAT8:
-                nan, most = np.isnan(total), _FLOAT8[name].most
-                total = np.clip(total, -most, most).astype(dtype)
-                total.view(np.uint8)[nan] = 0x7F
+            if name in FLOAT8:
+                total = saturated(total, name)
             return from_scalar(total.astype(dtype).view(np.uint64)[0])
 
     return Reduction(first, add, result)
@@ -204,67 +202,7 @@ def _combining(op):
     return {"prod": operator.mul, "max": maximum, "min": minimum}.get(op, operator.add)
 
 
-class _Float8(NamedTuple):
-    """Bits of the mantissa, bias of the exponent, the largest number."""
-
-    mantissa: int
-    bias: int
-    most: float
-
-
-_FLOAT8 = {"float8_e4m3fn": _Float8(3, 7, 448.0), "float8_e5m2": _Float8(2, 15, 57344.0)}
 _to_float = bitcast(types.uint32, types.float32)
-_float_of_e4m3 = asm(  # exponent and mantissa in those of a float32: a number that is 2**120 times too small
-    "{ .reg .b32 a; .reg .f32 f, g; .reg .pred p; shl.b32 a, $1, 24; shr.s32 a, a, 4; "
-    "and.b32 a, a, 0x87ffffff; mov.b32 f, a; mul.f32 f, f, 0f7B800000; "  # 2**120
-    "abs.f32 g, f; setp.eq.f32 p, g, 0f43F00000; selp.f32 $0, 0f7FC00000, f, p; }",  # 480 stands for NaN
-    types.float32,
-    (types.uint32,),
-    pure=True,
-)
-
-
-@gpu_function
-def _widen_e4m3(word):
-    return _float_of_e4m3(types.uint32(word))
-
-
-@gpu_function
-def _widen_e5m2(word):
-    """It is the upper half of a float16."""
-    return extend_half(types.uint16(types.uint32(word) << types.uint32(8)))
-
-
-def _narrowing(mantissa, bias, most):
-    """-> ``narrow(number)``: the bits of the float8 nearest to a float32, in the lowest byte of a word.
-
-    The last place of `places` is that of the smallest float8: to add it to a number that becomes subnormal
-    rounds this, and leaves its bits in those of the sum."""
-    dropped = 23 - mantissa
-    limits = most, 2.0 ** (1 - bias), 2.0 ** (dropped + 1 - bias)
-    largest, normal, places = (f"{bits:08X}" for bits in np.array(limits, np.float32).view(np.uint32))
-    round_to_float8 = asm(
-        "{ .reg .b32 a, b, c; .reg .f32 f, g; .reg .pred p; "
-        f"abs.f32 f, $1; min.f32 f, f, 0f{largest}; "
-        f"add.rn.f32 g, f, 0f{places}; mov.b32 c, g; sub.u32 c, c, 0x{places}; "
-        f"mov.b32 a, f; shr.u32 b, a, {dropped}; and.b32 b, b, 1; add.u32 a, a, b; "
-        f"add.u32 a, a, {(1 << dropped - 1) - 1}; shr.u32 a, a, {dropped}; "
-        f"sub.u32 a, a, {127 - bias << mantissa}; "
-        f"setp.lt.f32 p, f, 0f{normal}; selp.b32 a, c, a, p; "
-        "mov.b32 b, $1; shr.u32 b, b, 24; and.b32 b, b, 0x80; or.b32 a, a, b; "
-        "setp.nan.f32 p, $1, $1; selp.b32 $0, 0x7f, a, p; }",
-        types.uint32,
-        (types.float32,),
-        pure=True,
-    )
-
-    @gpu_function
-    def narrow(number):
-        return types.uint64(round_to_float8(number))
-
-    return narrow
-
-
 _round_to_bfloat16 = asm("cvt.rn.bf16.f32 $0, $1;", types.uint16, (types.float32,), pure=True)
 
 
@@ -273,9 +211,8 @@ _PACKED = {"bfloat16": "bf16x2", "float16": "f16x2"}
 
 def _conversions(name):
     """-> numba type that `name` is widened to, widen(word), narrow(number of that type) -> word"""
-    if name in _FLOAT8:
-        widen_float8 = _widen_e4m3 if name == "float8_e4m3fn" else _widen_e5m2
-        return types.float32, widen_float8, _narrowing(*_FLOAT8[name])
+    if name in FLOAT8:
+        return types.float32, *conversions_of_float8(name)
     if name == "bfloat16":
 
         @gpu_function

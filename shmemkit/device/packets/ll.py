@@ -227,7 +227,7 @@ def _put(name, thread, lines, source, n_words, pe):
     check_emulated_lines(name, source, 16, n_words, name="source")
     if n_words % 2 or n_words < 0:
         raise ValueError(f"{name}(): n_words is {n_words}; it must be even, and 0 or more")
-    thread.peer(source, thread.pe)  # it is symmetric
+    thread.peer(source, thread.rank)  # it is symmetric
     if n_words:
         thread.put(lines[:n_words], source[:n_words], pe, nbi=True, word=True)
 

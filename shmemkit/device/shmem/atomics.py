@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmemkit.compiler.ptx import data_pointer, gpu, types
+from shmemkit.compiler.ptx import data_pointer, gpu
 from shmemkit.typing import Array
 
 from ..argument_checks import INTEGERS, NUMBERS, check_array, check_integer
 from ..emulator import current_thread, wrap
-from .nvshmem_functions import nvshmem
+from .nvshmem_functions import nvshmem, to_pe
 
 __all__ = [
     "atomic_add",
@@ -39,7 +39,7 @@ __all__ = [
 def _on_pe(name, array, pe, function):
     """In the emulator: array[0] = function(array[0]) on rank `pe`, or a load (None). -> the old value"""
     thread = current_thread(name)
-    theirs = thread.block.machine.peer(thread.block, array, pe)
+    theirs = thread.block.machine.peer(thread.block, array, thread.members.pe(pe))
     one = theirs[(0,) * (theirs.ndim - 1)] if theirs.ndim > 1 else theirs
     return thread.atomic(one, 0, function, "sys")
 
@@ -64,9 +64,10 @@ def _without_value(dtypes):
         def _(dst, pe):
             _check(name, dst, dtypes, pe)
             call = nvshmem(name)
+            pe_of = to_pe()
 
             def impl(dst, pe):
-                return call(dst, types.int32(pe))
+                return call(dst, pe_of(pe))
 
             return impl
 
@@ -85,9 +86,10 @@ def _with_value(dtypes):
         def _(dst, value, pe):
             _check(name, dst, dtypes, pe)
             call, dtype = nvshmem(name), dst.dtype
+            pe_of = to_pe()
 
             def impl(dst, value, pe):
-                return call(dst, dtype(value), types.int32(pe))
+                return call(dst, dtype(value), pe_of(pe))
 
             return impl
 
@@ -108,9 +110,10 @@ def _bitwise(primitive):
     def _(dst, value, pe):
         _check(name, dst, INTEGERS, pe)
         call, dtype = nvshmem(f"{dst.dtype}_{name}"), dst.dtype
+        pe_of = to_pe()
 
         def impl(dst, value, pe):
-            return call(data_pointer(dst), dtype(value), types.int32(pe))
+            return call(data_pointer(dst), dtype(value), pe_of(pe))
 
         return impl
 
@@ -129,9 +132,10 @@ def atomic_fetch(src: Array, pe: int) -> Any:
 def _(src, pe):
     _check("atomic_fetch", src, NUMBERS, pe)
     call = nvshmem("atomic_fetch")
+    pe_of = to_pe()
 
     def impl(src, pe):
-        return call(src, types.int32(pe))
+        return call(src, pe_of(pe))
 
     return impl
 
@@ -157,9 +161,10 @@ def atomic_compare_swap(dst: Array, cond: int, value: int, pe: int) -> int:
 def _(dst, cond, value, pe):
     _check("atomic_compare_swap", dst, INTEGERS, pe)
     call, dtype = nvshmem("atomic_compare_swap"), dst.dtype
+    pe_of = to_pe()
 
     def impl(dst, cond, value, pe):
-        return call(dst, dtype(cond), dtype(value), types.int32(pe))
+        return call(dst, dtype(cond), dtype(value), pe_of(pe))
 
     return impl
 

@@ -23,13 +23,13 @@ from shmemkit.compiler.numba_internals import from_dtype
 from shmemkit.compiler.ptx import TypingError, asm, element_address, gpu, gpu_function, types
 from shmemkit.typing import Array
 
-from ..argument_checks import check_emulated_words, check_integer, check_words
+from ..argument_checks import check_emulated_integer, check_emulated_words, check_integer, check_words
 from ..cuda.thread_index import block_thread, block_threads
 from ..emulator import current_thread, group_thread
 from . import bounded_waits
-from .nvshmem_functions import nvshmem
+from .nvshmem_functions import nvshmem, on_all, to_team
 from .ordered_access import load, store
-from .peers import my_rank, n_ranks
+from .peers import my_rank, n_ranks, rank_in_world
 from .signals import notify, wait
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "sync_warp",
     "team_my_pe",
     "team_n_pes",
+    "world_rank",
 ]
 
 
@@ -63,7 +64,7 @@ _GRID_STATES = (types.uint32, types.uint64)
 
 def rank() -> int:
     """This rank, 0 .. num_ranks() - 1. Any thread; one load from constant memory."""
-    return current_thread("rank").pe
+    return current_thread("rank").rank
 
 
 @gpu(rank)
@@ -76,7 +77,7 @@ def _():
 
 def num_ranks() -> int:
     """The number of ranks. Any thread; one load from constant memory."""
-    return current_thread("num_ranks").n_pes
+    return current_thread("num_ranks").n_ranks
 
 
 @gpu(num_ranks)
@@ -90,6 +91,27 @@ def _():
 my_pe, n_pes = rank, num_ranks
 
 
+def world_rank(rank: int) -> int:
+    """The World's rank of `rank`, 0 .. num_ranks() - 1: another one only in a kernel that is bound for a
+    group. Any thread; one load from constant memory.
+
+    All other functions take the group's ranks there.
+    """
+    thread = current_thread("world_rank")
+    check_emulated_integer("world_rank", rank=rank)
+    return thread.members.pe(rank)
+
+
+@gpu(world_rank)
+def _(rank):
+    check_integer("world_rank", rank=rank)
+
+    def impl(rank):
+        return rank_in_world(rank)
+
+    return impl
+
+
 def _of_team(primitive):
     """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(team)``."""
     name = primitive.__name__
@@ -98,9 +120,10 @@ def _of_team(primitive):
     def _(team):
         check_integer(name, team=team)
         call = nvshmem(name)
+        team_of = to_team()
 
         def impl(team):
-            return call(types.int32(team))
+            return call(team_of(team))
 
         return impl
 
@@ -130,7 +153,7 @@ def _of_all(primitive):
 
     @gpu(primitive)
     def _():
-        call = nvshmem(name)
+        call = on_all(name)
 
         def impl():
             call()
@@ -182,9 +205,9 @@ def barrier_all_block(arrivals: Array | None = None, epoch: Array | None = None)
     check_emulated_words("barrier_all_block", "epoch", epoch, (from_dtype(arrivals.dtype),))
     thread.syncthreads()
     target = epoch[:1].copy()[0] + 1
-    peers = range(thread.thread_id, thread.n_pes, thread.n_threads)
+    peers = range(thread.thread_id, thread.n_ranks, thread.n_threads)
     for peer in peers:
-        notify(arrivals[thread.pe :], peer, 1, "add", "sys")
+        notify(arrivals[thread.rank :], peer, 1, "add", "sys")
     for peer in peers:
         wait(arrivals[peer:], 1, "sys", "acquire", target)
     thread.syncthreads()
@@ -196,7 +219,7 @@ def barrier_all_block(arrivals: Array | None = None, epoch: Array | None = None)
 def _(arrivals=None, epoch=None):
     given = [a for a in (arrivals, epoch) if not isinstance(a, (types.Omitted, types.NoneType, type(None)))]
     if not given:
-        call = nvshmem("barrier_all_block")
+        call = on_all("barrier_all_block")
 
         def impl(arrivals=None, epoch=None):
             call()

@@ -379,6 +379,7 @@ class ExpiredWaits:
             self.check(error)
             raise
         self.check()
+        kernel_reports.check_after_wait()
 
     def check(self, cause=None):
         """Raise the SignalTimeout of the waits that have expired, if any have, or what kernels have reported.

@@ -8,10 +8,17 @@ Every module whose kernels need it has a table of its own:
   this
                 rank, UNREACHABLE if rank pe's heap is not mapped here (any use faults)
 
-The host publishes the values once; tables of modules loaded before and after that are filled alike. A
-kernel that runs before there is a World sees rank 0 of 0.
+A second table has what kernels of a group need of the World:
+
+  word t        NVSHMEM's team for the group's team number t (Teams.TEAM_WORLD, ...)
+  word 8 + k    the World's rank of rank k
+
+The host publishes the values once; tables of modules loaded before and after that are filled alike. A module
+that is loaded once more for a group (`filled_with`) gets the group's. A kernel that runs before there is a
+World sees rank 0 of 0.
 """
 
+import contextlib
 import struct
 import threading
 from typing import Any
@@ -21,8 +28,10 @@ from shmemkit.compiler.ptx import constant_words, gpu_function, types
 MAX_RANKS = 1024
 UNREACHABLE = 1 << 63
 
-_NAME = "shmemkit_world"
+_NAME, _GROUP = "shmemkit_world", "shmemkit_group"
 _HEADER = 8
+TEAMS = 4  # numbers of teams that kernels of a group may use: Teams.TEAM_WORLD to TEAM_SAME_MYPE_NODE
+NO_TEAM = -1
 
 
 def publish(rank, n_ranks, offsets):
@@ -35,6 +44,25 @@ def publish(rank, n_ranks, offsets):
     values.
     """
     _tables.publish(packed(rank, n_ranks, offsets))
+    _group_tables.publish(packed_group(range(TEAMS), range(n_ranks)))
+
+
+def packed_group(teams, ranks):
+    """The words of the second table as bytes: NVSHMEM's `teams`, and the World's rank of each rank."""
+    words = [*teams] + [NO_TEAM] * (_HEADER - len(teams)) + [*ranks]
+    return struct.pack(f"<{len(words)}q", *words)
+
+
+@contextlib.contextmanager
+def filled_with(values, of_group):
+    """Modules that this thread loads meanwhile get these tables, as `packed` and `packed_group` return
+    them."""
+    with _tables.lock, _group_tables.lock:
+        _tables.instead, _group_tables.instead = values, of_group
+        try:
+            yield
+        finally:
+            _tables.instead = _group_tables.instead = None
 
 
 def packed(rank, n_ranks, offsets):
@@ -58,6 +86,7 @@ class Tables:
         self.fill = fill
         self.lock = threading.RLock()  # the garbage collector may unload a module in the middle of a fill
         self.values: Any = None
+        self.instead: Any = None  # of `values`, for what is loaded now
         self.libraries = set()  # CUlibrary handles of the loaded modules
 
     def publish(self, values):
@@ -70,6 +99,9 @@ class Tables:
     def loaded(self, module):
         library = int(module.handle)
         with self.lock:
+            if self.instead is not None:
+                self.fill(library, self.instead)
+                return
             if library not in self.libraries and self.values is not None:
                 self.fill(library, self.values)
             self.libraries.add(library)
@@ -84,10 +116,13 @@ class _Writer:
 
     stream: Any = None
 
+    def __init__(self, name):
+        self.name = name.encode()
+
     def __call__(self, library, values):
         from cuda.bindings import driver
 
-        address, _ = _checked(driver.cuLibraryGetGlobal(driver.CUlibrary(library), _NAME.encode()))
+        address, _ = _checked(driver.cuLibraryGetGlobal(driver.CUlibrary(library), self.name))
         if self.stream is None:
             # Non-blocking, so that the copy waits for no kernel: one that spins may be waiting for this very
             # rank.
@@ -103,8 +138,9 @@ def _checked(result):
     return values
 
 
-_tables = Tables(_Writer())
+_tables, _group_tables = Tables(_Writer(_NAME)), Tables(_Writer(_GROUP))
 _word = constant_words(_NAME, _HEADER + MAX_RANKS, _tables.loaded, _tables.unloaded)
+_group_word = constant_words(_GROUP, _HEADER + MAX_RANKS, _group_tables.loaded, _group_tables.unloaded)
 
 
 @gpu_function
@@ -121,3 +157,15 @@ def n_ranks():
 def offset_of(rank):
     """Bytes from this rank's heap to `rank`'s, modulo 2**64."""
     return _word(_HEADER + rank)
+
+
+@gpu_function
+def rank_in_world(rank):
+    """The World's rank of `rank`."""
+    return types.int32(_group_word(_HEADER + rank))
+
+
+@gpu_function
+def team_of(team):
+    """NVSHMEM's team for the number of one."""
+    return types.int32(_group_word(team))

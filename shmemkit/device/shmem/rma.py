@@ -30,7 +30,7 @@ from ..argument_checks import (
 )
 from ..emulator import current_thread, group_thread, uninitialised
 from ..enums import signal_op_name
-from .nvshmem_functions import nvshmem, signal_array
+from .nvshmem_functions import nvshmem, signal_array, to_pe
 
 __all__ = [
     "fence",
@@ -71,9 +71,10 @@ def _transfer(primitive):
         check_contiguous(name, dst=dst, src=src)
         check_integer(name, pe=pe)
         call = nvshmem(name)
+        pe_of = to_pe()
 
         def impl(dst, src, pe):
-            call(unsigned_view(dst), unsigned_view(src), types.int32(pe))
+            call(unsigned_view(dst), unsigned_view(src), pe_of(pe))
 
         return impl
 
@@ -90,6 +91,7 @@ def _transfer_and_signal(primitive):
         check_words(name, "signal_var", signal_var, SIGNALS)
         check_integer(name, signal_val=signal_val, signal_op=signal_op, pe=pe)
         call = nvshmem(name)
+        pe_of = to_pe()
 
         def impl(dst, src, signal_var, signal_val, signal_op, pe):
             call(
@@ -98,7 +100,7 @@ def _transfer_and_signal(primitive):
                 signal_array(signal_var),
                 types.uint64(signal_val),
                 types.int32(signal_op),
-                types.int32(pe),
+                pe_of(pe),
             )
 
         return impl
@@ -141,9 +143,10 @@ def _(dst, src, pe):
     _check_element("p", "dst", dst)
     check_integer("p", pe=pe)
     call = nvshmem("p")
+    pe_of = to_pe()
 
     def impl(dst, src, pe):
-        call(unsigned_view(dst), bits_of(dst, src), types.int32(pe))
+        call(unsigned_view(dst), bits_of(dst, src), pe_of(pe))
 
     return impl
 
@@ -164,9 +167,10 @@ def _(src, pe):
     _check_element("g", "src", src)
     check_integer("g", pe=pe)
     call = nvshmem("g")
+    pe_of = to_pe()
 
     def impl(src, pe):
-        return from_bits(src, call(unsigned_view(src), types.int32(pe)))
+        return from_bits(src, call(unsigned_view(src), pe_of(pe)))
 
     return impl
 

@@ -35,7 +35,7 @@ from ..cuda.thread_index import SHARES
 from ..emulator import current_thread, group_thread
 from ..enums import comparison_name, signal_op_name
 from . import bounded_waits
-from .nvshmem_functions import nvshmem, signal_array
+from .nvshmem_functions import nvshmem, signal_array, to_pe
 from .ordered_access import add, load, store
 from .peers import offset_of
 
@@ -282,9 +282,9 @@ def notify(signal: Array, rank: int, value: int, sig_op: SigOp = "set", scope: S
     check_choice("notify", "sig_op", sig_op, _SIG_OPS)
     check_choice("notify", "scope", scope, SCOPES)
     check_emulated_words("notify", "signal", signal)
-    if scope == "gpu" and rank != thread.pe:
+    if scope == "gpu" and rank != thread.rank:
         raise ValueError(
-            f"notify(): scope is 'gpu' and rank is {rank}, but this is rank {thread.pe}; scope must be "
+            f"notify(): scope is 'gpu' and rank is {rank}, but this is rank {thread.rank}; scope must be "
             "'sys' for other ranks"
         )
     theirs = thread.peer(signal, rank)
@@ -382,15 +382,16 @@ def _(signal_var, signal_val, signal_op, pe):
     check_words("signal_op", "signal_var", signal_var, SIGNALS)
     check_integer("signal_op", signal_val=signal_val, signal_op=signal_op, pe=pe)
     call = nvshmem("signal_op")
+    pe_of = to_pe()
 
     def impl(signal_var, signal_val, signal_op, pe):
-        call(signal_array(signal_var), types.uint64(signal_val), types.int32(signal_op), types.int32(pe))
+        call(signal_array(signal_var), types.uint64(signal_val), types.int32(signal_op), pe_of(pe))
 
     stopped = bounded_waits.stopped
 
     def impl_unless_stopped(signal_var, signal_val, signal_op, pe):
         if not stopped():
-            call(signal_array(signal_var), types.uint64(signal_val), types.int32(signal_op), types.int32(pe))
+            call(signal_array(signal_var), types.uint64(signal_val), types.int32(signal_op), pe_of(pe))
 
     return impl_unless_stopped if bounded_waits.armed() else impl
 

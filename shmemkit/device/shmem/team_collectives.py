@@ -28,7 +28,7 @@ from shmemkit.typing import Array, TeamOp
 
 from ..argument_checks import check_array, check_contiguous, check_integer, described, literal_choice
 from ..emulator import current_thread, group_thread, multicast_memory
-from .nvshmem_functions import nvshmem
+from .nvshmem_functions import nvshmem, to_team
 
 __all__ = [
     "alltoall",
@@ -70,9 +70,10 @@ def _copying(primitive):
         check_contiguous(name, dst_array=dst_array, src_array=src_array)
         check_integer(name, team=team)
         call = nvshmem(name)
+        team_of = to_team()
 
         def impl(team, dst_array, src_array):
-            call(types.int32(team), unsigned_view(dst_array), unsigned_view(src_array))
+            call(team_of(team), unsigned_view(dst_array), unsigned_view(src_array))
 
         return impl
 
@@ -88,9 +89,10 @@ def _rooted(primitive):
         check_contiguous(name, dst_array=dst_array, src_array=src_array)
         check_integer(name, team=team)
         call = nvshmem(name)
+        team_of = to_team()
 
         def impl(team, dst_array, src_array, root=0):
-            call(types.int32(team), unsigned_view(dst_array), unsigned_view(src_array), types.int32(root))
+            call(team_of(team), unsigned_view(dst_array), unsigned_view(src_array), types.int32(root))
 
         return impl
 
@@ -115,9 +117,10 @@ def _reducing(primitive):
             name, "op", op, _INTEGER_OPS if isinstance(dtype, types.Integer) else _FLOAT_OPS
         )
         call = nvshmem(name)
+        team_of = to_team()
 
         def impl(team, dst_array, src_array, op):
-            call(types.int32(team), dst_array, src_array, operation)
+            call(team_of(team), dst_array, src_array, operation)
 
         return impl
 
@@ -339,9 +342,10 @@ def _(team, arr):
     check_integer("get_multicast_array", team=team)
     check_array("get_multicast_array", "arr", arr, contiguous=False)
     call = nvshmem("mc_ptr")
+    team_of = to_team()
 
     def impl(team, arr):
-        return types.uint64(pointer_address(call(types.int32(team), void_pointer(arr))) - data_address(arr))
+        return types.uint64(pointer_address(call(team_of(team), void_pointer(arr))) - data_address(arr))
 
     return impl
 

@@ -70,6 +70,7 @@ class AllGatherGemm(Products):
                   senders     "push": blocks that send: 1, 2, 4, 8 or 16
                   part_bytes  "push" by columns: bytes of a row in a part, a multiple of 128
                   chunk       "overlap_2d": bytes of a message, 65536 by default
+    sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
 
     `refused` is {method: the reason why "auto" never uses it here}.
     """
@@ -86,13 +87,14 @@ class AllGatherGemm(Products):
         method: AllGatherGemmMethod = "auto",
         *,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         def check():
             self.max_nbytes = integer("AllGatherGemm", "max_nbytes", max_nbytes, 0)
             return {"max_nbytes": self.max_nbytes}
 
-        super().__init__(world, method, options, check)
-        self._gpu, self.refused = gpu_of(world), {}
+        super().__init__(world, method, options, check, sms)
+        self._gpu, self.refused = gpu_of(world).limited(self.sms), {}
         self._push: Any = None
         self._ahead = self._given = self._nodes = self._gather = None
         self._rooms = {}  # where each method has the gathered rows, from the beginning on
@@ -144,7 +146,7 @@ class AllGatherGemm(Products):
         world, ranks = self.world, None
         if self._preferred == "overlap_2d" and world.n_nodes == 1:
             raise ValueError("there is one node; 'overlap_2d' is for several. Use 'overlap'")
-        self._gpu = self._gpu._replace(multiprocessors=multiprocessors_of_all(world, "overlap"))
+        self._gpu = self._gpu._replace(multiprocessors=multiprocessors_of_all(world, "overlap", sms=self.sms))
         if self._preferred == "overlap_2d":
             self._nodes = self._part(Nodes, world, capacity // world.n_ranks, self.options["chunk"])
             ranks, capacity = world.node_ranks, capacity // world.n_nodes

@@ -159,7 +159,7 @@ class Nodes(Method):
     def _steps(self, x):
         """-> send, [arrive of each node], leave"""
         world, landed_full, credits, epochs = self.world, self.landed_full, self.credits, self.epochs
-        chunk = max(self.chunk, -(-x.size // MAX_CHUNKS)) + 127 & -128
+        chunk = max(self.chunk, -(-x.size // self.within(MAX_CHUNKS))) + 127 & -128
         chunks, position = -(-x.size // chunk), (world.node, world.local_size)
         return (
             self.launch(

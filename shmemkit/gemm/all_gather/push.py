@@ -336,7 +336,8 @@ class Push(Method):
         if (options["part_bytes"] or 0) % (2 * SLAB):
             raise ValueError(f"push: part_bytes is {options['part_bytes']}; it must be a multiple of 128")
         world.check_reach("push")
-        self.multiprocessors = multiprocessors_of_all(world, "push")
+        self.within(2, 2)
+        self.multiprocessors = multiprocessors_of_all(world, "push", sms=self.sms)
         if self.multiprocessors < 2:
             raise ValueError("push: the GPU has one multiprocessor; it must have 2 or more, to send by some")
         self.room = -(-max(max_nbytes, 1) // 128) * 128
@@ -360,10 +361,10 @@ class Push(Method):
         steps, mine = [], x
         if not taken(x):
             mine = self.world.xp.empty(x.shape, x.dtype)
-            steps.append(copying(mine, x))
+            steps.append(copying(mine, x, self.sms))
         for i, p in enumerate(problems):
             launch = functools.partial(self._launch, p, i == 0, p is problems[-1], gathered is not None)
-            steps.append(aligned(launch, mine, p.b, p.out))
+            steps.append(aligned(launch, mine, p.b, p.out, sms=self.sms))
         if gathered is not None:
             flat = gathered.reshape(-1).view("uint8")
             blocks = min(self.multiprocessors, -(-flat.size // (1 << 14)))
@@ -397,6 +398,7 @@ class Push(Method):
             sources=buffers,
             beside=senders,
             co_resident=True,
+            group=self.world,
         )
 
 

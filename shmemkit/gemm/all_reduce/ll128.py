@@ -355,7 +355,7 @@ class OneShot(Method):
         world, n_ranks, self.options = self.world, self.world.n_ranks, options
         world.check_reach(self.name, nvlink=True)
         reason = not_for(n_ranks, dtype, MOST_RANKS)
-        self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
+        self.multiprocessors = multiprocessors_of_all(world, self.name, reason, self.sms)
         self.part_dtype, self.rows = part_dtype, min(max_m, MOST_ROWS)
         tiles = tiles_for(max_n, options["tile"])
         self.room = max(packets_of(self.rows, max_n, tile, part_dtype) for tile in tiles)
@@ -380,7 +380,7 @@ class OneShot(Method):
 
     def bind(self, a, b, out):
         """-> run(stream)"""
-        return aligned(self._bind, a, b, out)
+        return aligned(self._bind, a, b, out, sms=self.sms)
 
     def _bind(self, a, b, out):
         (m, k), n, sms = a.shape, b.shape[1], self.multiprocessors
@@ -393,6 +393,7 @@ class OneShot(Method):
             min(choices, key=lambda choice: estimate(m, n, k, choice, sms)),
             *(sms, words, words.size // m, self.slots, self.room, self.epochs, self.done),
             co_resident=True,
+            group=self.world,
         )
 
 

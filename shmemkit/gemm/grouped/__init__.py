@@ -25,7 +25,7 @@ from shmemkit.device.cuda.float_storage import ELEMENTS
 from shmemkit.support.settings import array_text, listed, one_of
 from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GroupedGemmMethod
 
-from .. import Product, check_memory, check_scales, kept
+from .. import Product, check_memory, check_scales, chosen, kept
 from ..block_scales import BLOCK
 from ..distributed import checked_options
 from ..problem import FLOAT8, HALVES, Problem
@@ -61,8 +61,9 @@ class GroupedGemm(Product):
     """Grouped products of one method: `grouped_matmul` keeps such objects.
 
     method   as of `grouped_matmul`
-    options  {"tile": (rows, columns)} of "sm90", for tuning: 64 or 128, and a multiple of 16 up to 256.
-             Default: by the sizes
+    options  {"tile": (rows, columns)} of "sm90", for tuning: 64 or 128, and a multiple of 16 up to 256, of
+             float8 one of 32, 64, 128, 192 and 256. Default: by the sizes
+    sms      as of `grouped_matmul`
 
     It keeps kernels by the arrays' addresses, shapes, strides and dtypes, and must live as long as its calls,
     and graphs that captured some.
@@ -71,9 +72,15 @@ class GroupedGemm(Product):
     _who = "GroupedGemm"
     options: dict[str, Any] = {"tile": None}
 
-    def __init__(self, method: GroupedGemmMethod = "auto", *, options: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        method: GroupedGemmMethod = "auto",
+        *,
+        options: dict[str, Any] | None = None,
+        sms: int | None = None,
+    ):
         one_of("GroupedGemm", "method", method, ("auto", *METHODS))
-        super().__init__()
+        super().__init__(sms)
         self.method = method
         self.options = checked_options("GroupedGemm", self.options, options)
         if method == "sm80" and self.options["tile"]:
@@ -109,15 +116,9 @@ class GroupedGemm(Product):
         emulated = gpu.arrays.ndarray is np.ndarray
         report = 0 if emulated else report_address()
         problem = GroupedProblem(**arrays, activation=activation, report=report, scales=scales)
-        reasons = {}
-        methods = ["sm80"] if emulated and scales is None else METHODS
-        for method in methods if self.method == "auto" else [self.method]:
-            reason = METHODS[method].unsupported(problem, gpu)
-            if reason is None:
-                return METHODS[method](problem, gpu, **self.options if method == "sm90" else {})
-            reasons[method] = reason
-        why = ". ".join(f"Method {method!r} cannot be used: {reason}" for method, reason in reasons.items())
-        raise ValueError(f"GroupedGemm: {why}" + (". Use method='auto'" if self.method != "auto" else ""))
+        usual = ["sm90"] if scales else ["sm80"] if emulated else [*METHODS]
+        method = chosen("GroupedGemm", METHODS, self.method, usual, problem, gpu)
+        return METHODS[method](problem, gpu, **self.options if method == "sm90" else {})
 
 
 def grouped_matmul(
@@ -131,6 +132,7 @@ def grouped_matmul(
     scales: tuple[AnyArray, AnyArray] | None = None,
     stream: AnyStream | None = None,
     method: GroupedGemmMethod = "auto",
+    sms: int | None = None,
 ) -> ArrayT:
     """Enqueue ``out[r] = activation(x[r] @ w[e].T + bias[e])``, e the expert of row r, on this rank's GPU.
     -> out
@@ -156,17 +158,19 @@ def grouped_matmul(
                         of 16 bytes. The experts of w lie one after another. If the columns of an expert are
                         contiguous, K is a multiple of 64. float8, where rows of K are contiguous
                   sm80  mma.sync and cp.async: from 8.0 on
+    sms         the most multiprocessors that it uses, 1 or more; None: all that help
 
     Arrays, streams, capture, sums and bits are as of `matmul`.
 
     If counts add up to more than the rows of x, or one is negative, nothing is written. ValueError is raised
     when the program next synchronizes with the GPU (`World.synchronize`, `World.asnumpy`, ...) or launches a
-    kernel through shmemkit; the emulator raises EmulatorError.
+    kernel through shmemkit; the emulator raises EmulatorError. Nobody looks at the counts of a result without
+    elements.
 
     TypeError or ValueError for wrong arguments; RuntimeError without GPU and World.
     """
     one_of("grouped_matmul()", "method", method, ("auto", *METHODS))
-    grouped = kept(GroupedGemm, method)
+    grouped = kept(GroupedGemm, method, sms)
     return grouped(x, w, counts, out, bias=bias, activation=activation, scales=scales, stream=stream)
 
 
@@ -178,7 +182,9 @@ def _shape_of(x, w, counts):
 
 def _shapes(x, w):
     hint = ""
-    if x.ndim == 2 and w.ndim == 3 and x.shape[1] == w.shape[1]:
+    if x.ndim == 3:
+        hint = ". The rows of all experts follow each other without gaps, as of sk.ExpertParallel(max_rows=)"
+    elif x.ndim == 2 and w.ndim == 3 and x.shape[1] == w.shape[1]:
         hint = ". Give a weight of shape (E, K, N) as w.transpose(0, 2, 1)"
     return f"GroupedGemm: x and w are {x.shape} and {w.shape}; they must be (rows, K) and (E, N, K){hint}"
 
@@ -199,7 +205,10 @@ def _check(x, w, counts, out, bias, scales):
     if not k:
         raise ValueError(f"GroupedGemm: x is {x.shape}; K must be 1 or more")
     if counts.dtype != "int32" or counts.shape != (n_experts,):
-        raise ValueError(f"GroupedGemm: counts is {array_text(counts)}; it must be int32 {(n_experts,)}")
+        raise ValueError(
+            f"GroupedGemm: counts is {array_text(counts)}; it must be int32 {(n_experts,)}, "
+            f"since w is {w.shape}"
+        )
     if out.shape != (rows, n) or out.dtype.name not in ELEMENTS:
         raise ValueError(
             f"GroupedGemm: out is {array_text(out)}; it must be {(rows, n)}, of {listed(ELEMENTS)}"

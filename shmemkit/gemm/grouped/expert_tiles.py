@@ -3,15 +3,14 @@
 Expert e has the next counts[e] rows. A tile has rows of one expert alone, so an expert's last row of tiles
 may be ragged. An expert's tiles come one after another, in the order of ``grouped``.
 
-Each block finds its tiles in a table, in shared memory, that its first warp makes by prefix sums: the first
-row, and the first row of tiles, of every `step`-th expert. To find a tile, a thread halves the table, and
-then goes on through the counts of the experts in between.
+The first warp of each block makes a table in shared memory, by prefix sums: the first row, and the first row
+of tiles, of every `step`-th expert. A thread finds a tile by bisection in the table, and then goes through
+the counts of the experts in between.
 
-A row of tiles that has been found is one integer, from which kernels take what they need: the row it begins
-at (32 bits; a number below 2**32 may be added to it), how many rows it has (16 bits), its expert.
+A row of tiles is one integer: the row that it begins at (32 bits, to which rows may be added), how many rows
+it has (16 bits), its expert.
 """
 
-import ctypes
 import functools
 from typing import Any, NamedTuple
 
@@ -178,17 +177,4 @@ def _explained(total, rows):
 @functools.cache
 def report_address():
     """-> the address for ``report_counts``, on GPUs: of a flag, the total, and the rows."""
-    import cupy
-
-    runtime: Any = cupy.cuda.runtime
-    address = runtime.hostAlloc(24, runtime.hostAllocPortable | runtime.hostAllocMapped)
-    words = (ctypes.c_int64 * 3).from_address(address)
-    words[:] = 0, 0, 0
-
-    def raise_reported():
-        if words[0]:
-            words[0] = 0
-            raise ValueError(_explained(words[1], words[2]))
-
-    kernel_reports.CHECKS.append(raise_reported)
-    return address
+    return kernel_reports.words_for(2, _explained)

@@ -116,7 +116,7 @@ class GroupedSm80:
         bias = operands[0] if bias is None else bias.reshape(-1).view(element(bias_dtype).stored)
         self._launch = bind(
             kernel,
-            min(most, gpu.multiprocessors * resident(tile, gpu)),
+            gpu.blocks(min(most, gpu.multiprocessors * resident(tile, gpu))),
             tile.threads,
             (
                 *(*operands, to, bias, rows, n, k, a_layout.ld, b_layout.ld, ldo, counts),

@@ -4,15 +4,14 @@
 
 A block computes tiles t, t + gridDim.x, .. of all experts, which it finds in its table (``expert_tiles.py``).
 
-B         w as one matrix, all experts' rows (or, where N is contiguous, their rows of K) below each other. A
-          tile at the end of an expert also loads what is next, and multiplies it: rows of x and of w that do
-          not meet in a result of the expert. Nobody stores these results
+B         w as one matrix: the rows of all experts below each other (where N is contiguous, their rows of K).
+          The last tile of an expert may also load rows of the next one. Nobody stores these products
 A         boxes of `loaded` rows, only as many as a tile has rows of its expert
-Out       the pieces of sm90.py. A warp whose 16 rows are all the expert's stores a piece by the TMA. Of
-          others, which the TMA would store over the next expert's, its lanes store 16 bytes of a row each
+Out       the pieces of sm90.py. A warp whose 16 rows are all the expert's stores a piece by the TMA. Where
+          fewer are, the TMA would write over the next expert's rows: lanes store 16 bytes of a row each
 
 No race: as in sm90.py. Lanes read a piece before the syncwarp after which it is overwritten. A warp commits a
-group for each piece, perhaps an empty one, so that they are counted alike.
+group for each piece, an empty one where lanes have stored, so that waits for groups count pieces.
 """
 
 import functools
@@ -23,6 +22,7 @@ from numba import cuda, types
 from shmemkit.device import load_vec16, store_vec16
 from shmemkit.device.cuda.accumulators import ROW_BITS
 from shmemkit.device.cuda.tma import tma_store
+from shmemkit.support.settings import listed
 
 from ..block_scales import SCALES, WIDTHS, scale_arguments, two_levels
 from ..epilogue import inline
@@ -34,6 +34,7 @@ from ..sm90_host import (
     SLAB,
     Choice,
     Sm90,
+    as_rows,
     bind_gemm,
     major,
     rows_that_are_not_of_k,
@@ -48,13 +49,41 @@ BOX = {64: 16, 128: 64}  # rows of a tile: of a box of A
 
 
 @functools.cache
+def storing_rows(tile, kinds, row_in_out):
+    """-> ``store(piece, at, n, left, size_n, out, pitch, lane, extra)``, by a warp: store the first `left` of
+    16 rows of a piece of the tile at `at`, columns from n on below size_n; a lane stores 16 bytes of a row.
+
+    row_in_out(at, row, extra)   -> where row `row` of these is in out
+    out, pitch                   uint8, 1-D; bytes from row to row
+    """
+    row_bytes, itemsize = Layout(tile, kinds).row_bytes, ITEMSIZE[kinds.out_dtype]
+    (shift, mask), units = ROW_BITS[row_bytes], row_bytes // 16
+    log_units = units.bit_length() - 1
+
+    @inline
+    def store(piece, at, n, left, size_n, out, pitch, lane, extra):
+        unit = lane & (units - 1)
+        to = n * itemsize + 16 * unit
+        for i in range(units // 2):
+            row = (lane >> log_units) + i * (32 // units)
+            if row < left and to < size_n * itemsize:
+                words = load_vec16(piece, row * row_bytes + ((unit ^ (row >> shift & mask)) << 4))
+                store_vec16(out, row_in_out(at, row, extra) * pitch + to, words)
+
+    return store
+
+
+@functools.cache
 def grouped_kernel(tile, kinds):
     """-> the kernel for tiles like `tile`, with `loaded` rows in a box, of products like `kinds`"""
     plan, find = expert_tiles(tile.m, tile.group)
-    layout, itemsize = Layout(tile, kinds), ITEMSIZE[kinds.out_dtype]
-    row_bytes, (shift, mask) = layout.row_bytes, ROW_BITS[layout.row_bytes]
-    units, box, by_k, tile_m = row_bytes // 16, tile.rows_of_a, kinds.b_major == "k", tile.m
-    log_units = units.bit_length() - 1
+    box, by_k = tile.rows_of_a, kinds.b_major == "k"
+
+    @inline
+    def row_in_out(found, row, extra):
+        return row_of(found) + row
+
+    store_rows = storing_rows(tile, kinds, row_in_out)
 
     @inline
     def order(t, n_m, n_n, extra):
@@ -93,13 +122,7 @@ def grouped_kernel(tile, kinds):
             if lane == 0:
                 tma_store(map_out, n, row_of(found), piece)
         else:
-            unit = lane & (units - 1)
-            to = n * itemsize + 16 * unit
-            for i in range(units // 2):
-                row = (lane >> log_units) + i * (32 // units)
-                if row < left and to < size_n * itemsize:
-                    words = load_vec16(piece, row * row_bytes + ((unit ^ (row >> shift & mask)) << 4))
-                    store_vec16(out, (row_of(found) + row) * pitch + to, words)
+            store_rows(piece, found, n, left, size_n, out, pitch, lane, extra)
 
     @inline
     def place(found, extra):
@@ -153,7 +176,7 @@ def grouped_kernel(tile, kinds):
         firsts = cuda.shared.array(TABLE, types.int32)
         n_m = plan(counts, m, firsts, report)
         extra = (counts, firsts), (n, k, bias_step), (out, pitch), scales
-        gemm(map_a, map_b, map_out, bias, n_m * tile_m, n, k, 1, partials, arrivals, extra)
+        gemm(map_a, map_b, map_out, bias, n_m * tile.m, n, k, 1, partials, arrivals, extra)
 
     return grouped_gemm_sm90
 
@@ -172,6 +195,19 @@ def stacked(w):
     if n_experts == 1 or steps[0] == k * steps[2]:
         if steps[1] == w.itemsize:
             return strided(w, (n, n_experts * k), steps[1:])
+    return None
+
+
+def weights_that_cannot_be_loaded(w):
+    """-> why not, or None."""
+    matrix = stacked(w)
+    if matrix is None or not taken(as_rows(matrix)):
+        return (
+            f"w has strides {w.strides}; its experts must lie one after another, with rows or columns that "
+            f"are contiguous and begin at multiples of {ALIGNED} bytes"
+        )
+    if major(matrix) == "mn" and w.shape[2] % SLAB:
+        return f"K is {w.shape[2]}, and w's columns are contiguous; then K must be a multiple of {SLAB}"
     return None
 
 
@@ -196,15 +232,10 @@ class GroupedSm90(Sm90):
         if reason := not_of_tensor_cores(problem.dense, DTYPES) or rows_that_cannot_be_stored(out):
             return reason
         matrix = stacked(w)
-        if matrix is None or not taken(matrix if matrix.strides[1] == w.itemsize else matrix.T):
-            return (
-                f"w has strides {w.strides}; its experts must lie one after another, with rows or columns "
-                f"that are contiguous and begin at multiples of {ALIGNED} bytes"
-            )
-        if problem.scales and (reason := rows_that_are_not_of_k(x, matrix)):
+        if problem.scales and matrix is not None and (reason := rows_that_are_not_of_k(x, matrix)):
             return reason
-        if major(matrix) == "mn" and w.shape[2] % SLAB:
-            return f"K is {w.shape[2]}, and w's columns are contiguous; then K must be a multiple of {SLAB}"
+        if reason := weights_that_cannot_be_loaded(w):
+            return reason
         for name, array in (("x", x), ("out", out)):
             if not taken(array):
                 return (
@@ -217,6 +248,10 @@ class GroupedSm90(Sm90):
         x, w, counts, out, bias, activation, report, scales = problem
         (n_experts, n, k), rows, sms = w.shape, x.shape[0], gpu.multiprocessors
         of_widths = (WIDTHS,) if scales else ()
+        if scales and tile and tile[1] not in WIDTHS:
+            raise ValueError(
+                f"GroupedGemm: options['tile'] is {tile}; of float8 it must have {listed(WIDTHS)} columns"
+            )
         tile = tile_of(*(tile or choose(rows, n_experts, n, sms, *of_widths)))
         bias_step = n if bias is not None and bias.ndim == 2 else 0
         matrix: Any = stacked(w)

@@ -52,6 +52,7 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
                     lag           "fused", "copy_engine": rounds of tiles by which the own ones are late
                     copied_tiles  "copy_engine": tiles of a copy
                     chunk         "fused_2d": words of 8 bytes of a message, 8192 by default
+    sms           the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
 
     Equal calls give equal bits; other methods may give other last bits. "fused" and "copy_engine" start with
     the rank's own product, which they do not round, and add those of the others in the order of the ranks.

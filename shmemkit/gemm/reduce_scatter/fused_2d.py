@@ -195,7 +195,7 @@ class Fused2D(Method):
         self.width = self.part_dtype.itemsize // 2  # words of a partial result for one of the result
         if world.local_size > 1:
             sizes = -(-max_m // n_nodes), max_n, dtype, part_dtype
-            self.fused = Fused(world, *sizes, options, world.node_ranks)
+            self.fused = Fused(world, *sizes, options, world.node_ranks, sms=self.sms)
         rows = -(-max_m // world.n_ranks)
         self.room = -(-rows * max_n * self.part_dtype.itemsize // 128) * 16
         self.outbox = self.empty((n_nodes * self.room,), "uint64", "gemm.outbox")
@@ -223,13 +223,13 @@ class Fused2D(Method):
 
     def bind(self, a, b, out):
         """-> run(stream)"""
-        return aligned(self._bind, a, b, out, a.shape[0] // self.world.n_ranks)
+        return aligned(self._bind, a, b, out, a.shape[0] // self.world.n_ranks, self.sms)
 
     def _bind(self, a, b, out):
         world, node, n_nodes = self.world, self.world.node, self.world.n_nodes
         m, n = a.shape[0], b.shape[1]
         rows, of_node, words = m // world.n_ranks, m // n_nodes, m // world.n_ranks * n // 4
-        chunk = max(self.options["chunk"], -(-words // MAX_CHUNKS)) + 1 & -2
+        chunk = max(self.options["chunk"], -(-words // self.within(MAX_CHUNKS))) + 1 & -2
         steps = []
         for hops in range(1, n_nodes + 1):
             j = (node + hops) % n_nodes
@@ -249,7 +249,7 @@ class Fused2D(Method):
     def _product(self, a, b, out):
         if self.fused is not None:
             return self.fused.bind(a, b, out)
-        return bind_product(Problem(a, b, out, None, None), gpu_of(self.world))
+        return bind_product(Problem(a, b, out, None, None), gpu_of(self.world).limited(self.sms))
 
     def _sending(self, words, chunk, j):
         world, width = self.world, self.width
@@ -287,7 +287,7 @@ class Fused2DEverywhere(Fused2D):
     gather = None
 
     def prepare(self, max_m, max_n, *others):
-        self.gather = AllGather(self.world, max_m * max_n * 2)
+        self.gather = AllGather(self.world, max_m * max_n * 2, sms=self.sms)
         super().prepare(max_m, max_n, *others)
 
     def bind(self, a, b, out):

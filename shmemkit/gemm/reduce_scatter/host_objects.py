@@ -9,7 +9,7 @@ import numpy as np
 
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import call_on, new_output, overlap, with_shape
+from shmemkit.support.arrays import overlap
 from shmemkit.support.settings import array_text, integer, one_of
 from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, Shape
 
@@ -22,8 +22,8 @@ MethodT = TypeVar("MethodT", bound=str)
 class GemmCollective(Products, Generic[MethodT]):
     """A subclass has
 
-    METHODS       {name: class}. A method is made with the World, max_m, max_n, dtype, part_dtype and options,
-                  and has
+    METHODS       {name: class}. A method is made with the World, max_m, max_n, dtype, part_dtype, options and
+                  sms, and has
                     options           {name: default}: its numbers. Each method gets those of all
                     refuses(m, k, n)  -> the reason why it cannot compute that product, the same on all
                                       ranks, or None
@@ -55,6 +55,7 @@ class GemmCollective(Products, Generic[MethodT]):
         method: MethodT | Literal["auto"] = "auto",
         *,
         options: dict[str, Any] | None = None,
+        sms: int | None = None,
     ):
         name = type(self).__name__
 
@@ -68,7 +69,7 @@ class GemmCollective(Products, Generic[MethodT]):
             dtypes = {"dtype": self.dtype.name, "part_dtype": self.part_dtype.name}
             return {"max_m": self.max_m, "max_n": self.max_n, **dtypes}
 
-        super().__init__(world, method, options, check)
+        super().__init__(world, method, options, check, sms)
         self._methods, self.refused = {}, {}
         sizes = self.max_m, self.max_n, self.dtype.name, self.part_dtype.name
         for each in self.methods_for(world.n_nodes) if method == "auto" else [method]:
@@ -92,15 +93,11 @@ class GemmCollective(Products, Generic[MethodT]):
     def __call__(
         self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
     ) -> ArrayT:
-        self._check_alive()
-        world, who = self.world, type(self).__name__
-        stream, waits = call_on(world, stream, a, b, out)
-        x, y = with_shape(who, "a", a, world.xp), with_shape(who, "b", b, world.xp)
-        if out is None:
-            m, _, n = self._sizes(x, y)
-            out = new_output(a, (self._rows(m), n), self.dtype, world.xp, stream, world.backend.follow)
-        self._enqueue({"a": x, "b": y, "out": out}, stream, waits)
-        return out
+        return self._call({"a": a, "b": b}, out, stream)
+
+    def _shape(self, a, b):
+        m, _, n = self._sizes(a, b)
+        return self._rows(m), n
 
     def _sizes(self, a, b):
         """-> M, K, N"""

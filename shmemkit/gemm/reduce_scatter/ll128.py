@@ -450,7 +450,7 @@ class Overlap(Method):
         world, n_ranks, self.options = self.world, self.world.n_ranks, options
         world.check_reach(self.name, nvlink=True)
         reason = not_for(n_ranks, dtype, MOST_RANKS)
-        self.multiprocessors = multiprocessors_of_all(world, self.name, reason)
+        self.multiprocessors = multiprocessors_of_all(world, self.name, reason, self.sms)
         self.part_dtype, self.shares = part_dtype, 1 if self.everywhere else n_ranks
         self.most = most_bytes(n_ranks, self.everywhere)
         rows = -(-max_m // self.shares)
@@ -494,7 +494,7 @@ class Overlap(Method):
 
     def bind(self, a, b, out):
         """-> run(stream)"""
-        return aligned(self._bind, a, b, out, 0 if self.everywhere else out.shape[0])
+        return aligned(self._bind, a, b, out, 0 if self.everywhere else out.shape[0], self.sms)
 
     def _bind(self, a, b, out):
         n_ranks, sms, (k, n), rows = self.world.n_ranks, self.multiprocessors, b.shape, out.shape[0]
@@ -510,6 +510,7 @@ class Overlap(Method):
             *(self.slots, self.room, self.epochs, self.done),
             m=m,
             co_resident=True,
+            group=self.world,
         )
 
 

@@ -46,7 +46,7 @@ class Fused(Method):
         n_ranks = len(self.ranks)
         world.check_reach("a fused GEMM", ranks=self.ranks)
         reason = not_for(n_ranks, dtype, MOST_RANKS, 2)
-        self.multiprocessors = multiprocessors_of_all(world, "a fused GEMM", reason)
+        self.multiprocessors = multiprocessors_of_all(world, "a fused GEMM", reason, self.sms)
         self.part_dtype, self.me = part_dtype, world.rank - self.ranks.start
         rows = -(-max_m // n_ranks)
         sizes = [
@@ -99,7 +99,7 @@ class Fused(Method):
 
     def bind(self, a, b, out):
         """-> run(stream). `out` is of dtype, or float32."""
-        return aligned(self._bind, a, b, out, a.shape[0] // len(self.ranks))
+        return aligned(self._bind, a, b, out, a.shape[0] // len(self.ranks), self.sms)
 
     def _bind(self, a, b, out):
         world, n_ranks, me = self.world, len(self.ranks), self.me
@@ -134,6 +134,7 @@ class Fused(Method):
             m=n_ranks * tile_rows * tile.m,
             outs=outs,
             co_resident=True,
+            group=world,
         )
         step = self.with_side_stream(step, tiles, chunk, tile_bytes)
         if whole is out:
@@ -174,12 +175,15 @@ class Sequential:
     kind: Callable
     options: dict[str, Any] = {}
 
-    def __init__(self, world, max_m, max_n, dtype, part_dtype, options):
+    def __init__(self, world, max_m, max_n, dtype, part_dtype, options, sms=None):
         if part_dtype != dtype:
             raise ValueError(f"part_dtype is {part_dtype}; with 'sequential' it must be the dtype, {dtype}")
         self.world = world
         itemsize = 2 if dtype in HALVES else int(dtype[-2:]) // 8
-        self._reduce = self.kind(world, max_m * max_n * itemsize)
+        self._reduce, self._gpu = (
+            self.kind(world, max_m * max_n * itemsize, sms=sms),
+            gpu_of(world).limited(sms),
+        )
         self._product = self._reduce.output(max_m * max_n, dtype)
 
     def refuses(self, m, k, n):
@@ -191,7 +195,7 @@ class Sequential:
     def bind(self, a, b, out):
         m, n = a.shape[0], b.shape[1]
         whole = self._product[: m * n].reshape(m, n)
-        product = bind_product(Problem(a, b, whole, None, None), gpu_of(self.world))
+        product = bind_product(Problem(a, b, whole, None, None), self._gpu)
 
         def run(stream):
             product(stream)

@@ -1,3 +1,4 @@
 from typing import Any
 
+as_dtype: Any
 from_dtype: Any

@@ -1,0 +1,3 @@
+from typing import Any
+
+normalize_signature: Any

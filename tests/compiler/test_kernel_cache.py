@@ -1,0 +1,220 @@
+"""The disk cache of this package's kernels: what is found again is what was compiled; each part of a key
+counts; what cannot be kept is compiled as ever. With the real compilers and a driver that takes notes."""
+
+import time
+from unittest import mock
+
+import pytest
+from ptx import missing
+
+pytest.importorskip("cuda.core")
+
+from numba.cuda import types
+from numba.cuda.codegen import CUDACodeLibrary
+from numba.cuda.core import config
+from numba.cuda.dispatcher import CUDADispatcher
+
+from shmemkit.collectives.schedules import exchange
+from shmemkit.compiler import kernel_cache
+from shmemkit.gemm import sm90
+from shmemkit.gemm.sm90 import Kinds, Tile, gemm_kernel
+from shmemkit.moe import moved_rows
+from shmemkit.support import timeouts
+
+KERNEL, TYPES = moved_rows.GPU_KERNELS["put_rows[uint16]"]
+KINDS = Kinds("bfloat16", "k", "k", "bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def driver(tmp_path, monkeypatch):
+    """The context, which notes what modules are made."""
+    monkeypatch.setenv("SHMEMKIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SHMEMKIT_CACHE_KERNELS", "1")
+    for name in ("SHMEMKIT_CACHE", "SHMEMKIT_TIMELINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(timeouts, "default", lambda: None)
+    monkeypatch.setattr(
+        "numba.cuda.dispatcher.get_current_device", lambda: mock.Mock(compute_capability=(9, 0))
+    )
+    monkeypatch.setattr(CUDACodeLibrary, "_ensure_cc", lambda library, cc: cc or (9, 0, "a"))
+    monkeypatch.setattr(kernel_cache, "BEGUN", time.time() + 1)  # whatever was edited just now
+    kernel_cache.sources.cache_clear()
+    context = mock.Mock()
+    context.create_module_image.return_value.get_function.return_value.module.initialized = False
+    monkeypatch.setattr("numba.cuda.codegen.devices.get_context", lambda: context)
+    yield context
+    kernel_cache.sources.cache_clear()
+
+
+class Compiler:
+    """``CUDADispatcher.compile`` with the cache, as of a new process, which counts what is compiled."""
+
+    def __init__(self):
+        self.compiled = 0
+
+        def compile(dispatcher, types):
+            self.compiled += 1
+            return original(dispatcher, types)
+
+        original, self.compile = CUDADispatcher.compile, kernel_cache.caching_compile(compile)
+
+    def __call__(self, kernel, types):
+        try:
+            return self.compile(CUDADispatcher(kernel.py_func, kernel.targetoptions), tuple(types))
+        except (ImportError, FileNotFoundError) as error:
+            missing(f"NVVM or nvJitLink is not installed: {error}")
+
+
+def loaded(context):
+    """What the driver got: (the machine code, the setup functions, the entry), of each module."""
+    images = [(bytes(call[0][0].code), call[0][1]) for call in context.create_module_image.call_args_list]
+    entries = context.create_module_image.return_value.get_function.call_args_list
+    return [(*image, *call[0]) for image, call in zip(images, entries, strict=True)]
+
+
+def test_what_is_found_is_what_was_compiled(driver):
+    compile = Compiler()
+    first, second = compile(KERNEL, TYPES), compile(KERNEL, TYPES)
+    assert compile.compiled == 1
+    made, found = loaded(driver)
+    assert made == found and made[0][:4] == b"\x7fELF"
+    assert first.argument_types == second.argument_types == TYPES and second.cooperative is False
+    assert first.entry_name == second.entry_name
+    assert driver.create_module_image.return_value.get_function.return_value.module.setup.call_count == 2
+
+
+def test_it_is_compiled_once_in_a_process():
+    compile, kernel = Compiler(), CUDADispatcher(KERNEL.py_func, KERNEL.targetoptions)
+    assert compile.compile(kernel, TYPES) is compile.compile(kernel, TYPES)
+    Compiler().compile(again := CUDADispatcher(KERNEL.py_func, KERNEL.targetoptions), TYPES)
+    assert again.overloads[TYPES] is compile.compile(again, TYPES)
+
+
+@pytest.mark.slow
+def test_tables_are_filled(driver):
+    """A kernel that reads the table of peers has it filled, from the cache, too."""
+    compile = Compiler()
+    kernel, types = next(
+        entry[:2] for name, entry in exchange.GPU_KERNELS.items() if name.startswith("ll128")
+    )
+    compile(kernel, types), compile(kernel, types)
+    made, found = loaded(driver)
+    assert compile.compiled == 1 and made[0] == found[0] and set(made[1]) == set(found[1]) != set()
+
+
+def test_it_can_be_turned_off(monkeypatch, tmp_path):
+    monkeypatch.setenv("SHMEMKIT_CACHE", "0")
+    compile = Compiler()
+    compile(KERNEL, TYPES), compile(KERNEL, TYPES)
+    assert compile.compiled == 2 and not (tmp_path / "cache").exists()
+
+
+def test_a_damaged_entry_is_compiled_anew(tmp_path):
+    compile = Compiler()
+    compile(KERNEL, TYPES)
+    entry = tmp_path / "cache" / f"{kernel_cache.key_of(KERNEL, TYPES)}.bin"
+    entry.write_bytes(entry.read_bytes()[:-1] + b"!")
+    compile(KERNEL, TYPES), compile(KERNEL, TYPES)
+    assert compile.compiled == 2
+
+
+def test_a_table_that_is_not_there(monkeypatch):
+    compile = Compiler()
+    monkeypatch.setattr(kernel_cache, "packed", lambda kernel: b'{"tables": ["no such"]}\n')
+    compile(KERNEL, TYPES), compile(KERNEL, TYPES)
+    assert compile.compiled == 2
+
+
+# ---- keys
+
+
+def test_every_part_of_a_key_counts(monkeypatch, tmp_path):
+    def key(kernel=KERNEL, types=TYPES):
+        assert (found := kernel_cache.key_of(kernel, types)) is not None
+        return found
+
+    def of_tile(*tile, kinds=KINDS):
+        gemm_kernel.cache_clear()
+        sm90.gemm_body.cache_clear()
+        return key(gemm_kernel(Tile(*tile), kinds))
+
+    keys = [key(), key(types=(*TYPES[:2], types.int64[::1], TYPES[3])), key(moved_rows.take_rows)]
+    keys += [of_tile(64, 64), of_tile(64, 64, 8), of_tile(64, 32), of_tile(128, 64)]
+    keys.append(of_tile(64, 64, kinds=KINDS._replace(activation="relu")))
+    keys.append(key(CUDADispatcher(KERNEL.py_func, KERNEL.targetoptions | {"max_registers": 32})))
+    assert key() == keys[0] and of_tile(64, 64) == keys[3]
+    with monkeypatch.context() as patch:
+        patch.setattr(sm90, "SETTLED", 9)  # which the kernel names
+        keys.append(of_tile(64, 64))
+    with monkeypatch.context() as patch:
+        patch.setattr(sm90, "PIECES", 4)  # of which what it names is made
+        keys.append(of_tile(64, 64))
+    with monkeypatch.context() as patch:
+        patch.setattr(moved_rows, "int64", lambda x: x)
+        keys.append(key())
+    with monkeypatch.context() as patch:
+        patch.setattr(config, "OPT", 0)
+        keys.append(key())
+    with monkeypatch.context() as patch:
+        patch.setattr(CUDACodeLibrary, "_ensure_cc", lambda library, cc: (8, 0, ""))
+        keys.append(key())
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel_cache, "versions", lambda: ["others"])
+        keys.append(key())
+    with monkeypatch.context() as patch:
+        package = tmp_path / "package"
+        (package / "compiler").mkdir(parents=True)
+        patch.setattr(kernel_cache, "__file__", str(package / "compiler" / "kernel_cache.py"))
+        for text in ("x = 1", "x = 2"):
+            (package / "other.py").write_text(text)
+            kernel_cache.sources.cache_clear()
+            keys.append(key())
+    assert len(set(keys)) == len(keys)
+
+
+def test_what_is_not_kept(monkeypatch, tmp_path):
+    def swapped(turn, n_m, n_n):
+        return turn // n_n, turn % n_n
+
+    kept = kernel_cache.key_of
+    assert kept(gemm_kernel(Tile(64, 64), KINDS), ()) is not None
+    theirs = CUDADispatcher(swapped, {"device": True})
+    assert kept(theirs, ()) is None
+    order = sm90.ordered(theirs)
+    assert kept(gemm_kernel(Tile(64, 64), KINDS, order), ()) is None
+    enums = types.IntEnumMember(type("Mine", (), {}), types.int64)
+    assert kept(KERNEL, (*TYPES[:3], enums)) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(timeouts, "default", lambda: 5.0)
+        assert kept(KERNEL, TYPES) is None
+    with monkeypatch.context() as patch:
+        patch.setenv("SHMEMKIT_TIMELINE", str(tmp_path / "timeline"))
+        assert kept(KERNEL, TYPES) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(config, "DUMP_ASSEMBLY", 1)
+        assert kept(KERNEL, TYPES) is None
+    monkeypatch.setattr(kernel_cache, "BEGUN", 0)
+    kernel_cache.sources.cache_clear()
+    assert kept(KERNEL, TYPES) is None, "the sources have changed since"
+
+
+def test_what_links_more_is_not_kept():
+    library = mock.Mock(_linking_files={object()}, referenced_objects={})
+    kernel = mock.Mock(_codelibrary=library, launch_config_sensitive=False)
+    assert kernel_cache.packed(kernel) is None
+
+
+@pytest.mark.slow
+def test_keys_are_the_same_in_every_process(tmp_path):
+    """Whatever the order of sets is there."""
+    import test_jit_cache as scripts
+
+    script = """
+        from numba.cuda.codegen import CUDACodeLibrary
+        CUDACodeLibrary._ensure_cc = lambda library, cc: (9, 0, "a")
+        from shmemkit.compiler import kernel_cache
+        from shmemkit.gemm.block_scales import GPU_KERNELS
+        print(*(kernel_cache.key_of(*entry[:2]) for entry in GPU_KERNELS.values()))
+    """
+    first, second = (scripts.finish(scripts.start(script, PYTHONHASHSEED=seed)) for seed in "17")
+    assert first == second and "None" not in first

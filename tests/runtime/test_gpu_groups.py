@@ -1,0 +1,158 @@
+"""Groups of ranks on GPUs: memory, kernels with the group's ranks (by peers' memory, and by NVSHMEM),
+collectives, overlapping groups on two streams, and modules that are loaded when objects are made.
+
+    SHMEMKIT_OVERSUBSCRIBE=1 shmemkit run -n 4 -m pytest -m gpu tests/runtime/test_gpu_groups.py
+"""
+
+import gpu
+import numpy as np
+import pytest
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit import device
+from shmemkit.runtime import launch
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def world():
+    world = gpu.world()
+    if world.n_ranks < 2:
+        pytest.skip("needs two ranks or more")
+    return world
+
+
+@pytest.fixture(params=["halves", "reversed", "all"])
+def group(world, request):
+    color, key = {
+        "halves": (world.rank * 2 // world.n_ranks, 0),
+        "reversed": (world.rank % 2, -world.rank),
+        "all": (0, -world.rank),
+    }[request.param]
+    with world.split(color, key, "256M") as group:
+        yield group
+
+
+@cuda.jit
+def near(x, signals, out):
+    me, n = device.rank(), device.num_ranks()
+    after = (me + 1) % n
+    device.symm_at(x, after)[0] = device.world_rank(me)
+    device.notify(signals, after, 1, "add", "sys")
+    device.wait(signals, 1, "sys", "acquire", 1)
+    out[0], out[1] = x[0], n
+
+
+@cuda.jit
+def by_nvshmem(x, signals, out):
+    me, n = device.rank(), device.num_ranks()
+    after = (me + 1) % n
+    out[0] = device.world_rank(me)
+    device.put_signal(x, out, signals, 1, device.SignalOp.SIGNAL_SET, after)
+    device.signal_wait_until(signals, device.ComparisonType.CMP_EQ, 1)
+    device.barrier_all()
+    out[0], out[1], out[2] = x[0], device.team_my_pe(0), device.team_n_pes(0)
+
+
+@pytest.mark.parametrize("kernel, tail", [(near, None), (by_nvshmem, 2)])
+def test_kernels(world, group, kernel, tail):
+    x, signals, out = group.zeros(1, "int64"), group.signals(1), world.xp.zeros(3, "int64")
+    sk.bind(kernel, 1, 1, (x, signals, out), group=group)()
+    got, n, me = world.asnumpy(out).tolist(), group.n_ranks, group.rank
+    assert got[0] == group.ranks[(me - 1) % n]
+    assert got[1:] == ([n, 0] if kernel is near else [me, n])
+    group.barrier()
+    world.synchronize()
+    for array in (x, signals):
+        group.free(array)
+
+
+def test_timeline(world, group):
+    x, signals, out = group.zeros(1, "int64"), group.signals(1), world.xp.zeros(3, "int64")
+    with sk.Timeline(group) as timeline:
+        sk.bind(near, 1, 1, (x, signals, out), group=group)()
+    ranks = {e["pid"] for e in timeline.data["traceEvents"] if e["name"] == "near"}
+    assert ranks == set(group.ranks)
+    for array in (x, signals):
+        group.free(array)
+
+
+def test_each_group_has_tables_of_its_own(world):
+    """What is loaded for a group leaves the tables of the World and of other groups as they are."""
+
+    @cuda.jit
+    def who(out):
+        out[0], out[1] = device.rank(), device.num_ranks()
+
+    alone, reverse = world.split(world.rank), world.split(0, -world.rank)
+    out = world.xp.zeros(2, "int64")
+    steps = [(of, sk.bind(who, 1, 1, (out,), group=of)) for of in (world, alone, reverse)]
+    for of, step in steps + steps[::-1]:
+        step()
+        assert world.asnumpy(out).tolist() == [of.rank, of.n_ranks]
+    alone.finalize()
+    for of, step in steps[::2]:
+        step()
+        assert world.asnumpy(out).tolist() == [of.rank, of.n_ranks]
+    reverse.finalize()
+
+
+def test_memory(world, group):
+    x = group.full(5, world.rank, "int64")
+    group.barrier()
+    for rank in range(group.n_ranks):
+        if group.near()[rank]:
+            assert world.asnumpy(group.peer_view(x, rank)).tolist() == [group.ranks[rank]] * 5
+    group.host_barrier()
+    group.free(x)
+    with pytest.raises(MemoryError, match="the group's heap is full"):
+        group.zeros(1 << 30)
+
+
+@pytest.mark.parametrize("n", [1, 1000, 1 << 20])
+def test_collectives(world, group, n):
+    xp, ranks = world.xp, np.array(group.ranks)
+    x = xp.full(n, world.rank, "float32")
+    assert (world.asnumpy(sk.all_reduce(x, group=group)) == ranks.sum()).all()
+    gathered = world.asnumpy(sk.all_gather(x, group=group))
+    assert (gathered == ranks[:, None]).all()
+    assert (world.asnumpy(sk.broadcast(x.copy(), group.n_ranks - 1, group=group)) == ranks[-1]).all()
+
+
+def test_a_mesh_on_two_streams(world):
+    side = 2 if world.n_ranks % 2 == 0 else 1
+    row = world.split(world.rank // side, heap="256M")
+    column = world.split(world.rank % side, heap="256M")
+    streams = [world.stream, world.xp.cuda.Stream(non_blocking=True)]
+    x = world.xp.ones(1 << 16, "float32")
+    add, mean = sk.AllReduce(row, x.nbytes), sk.AllReduce(column, x.nbytes, "avg")
+    for _ in range(50):
+        add(x, x, streams[0])
+        mean(x, x, streams[1])
+        x *= 1 / row.n_ranks
+        streams[1].synchronize()
+    world.synchronize()
+    assert np.allclose(world.asnumpy(x), 1)
+    for group in (row, column):
+        group.finalize()
+
+
+def test_a_second_group_compiles_nothing_and_loads_at_once(world, monkeypatch):
+    """A first call finds its module loaded."""
+    groups = [world.split(world.rank // 2, heap="64M") for _ in range(2)]
+    first = sk.AllReduce(groups[0], 1 << 16)
+    compiled = []
+    monkeypatch.setattr(launch, "compile_form", lambda *args, **_: compiled.append(args))
+    second = sk.AllReduce(groups[1], 1 << 16)
+    assert not compiled
+    loaded = len(groups[1].backend._modules)
+    assert loaded
+    x = world.xp.ones(100, "float32")
+    assert (world.asnumpy(second(x)) == groups[1].n_ranks).all()
+    assert len(groups[1].backend._modules) == loaded
+    for made in (first, second):
+        made.free()
+    for group in groups:
+        group.finalize()

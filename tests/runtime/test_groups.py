@@ -1,0 +1,487 @@
+"""Groups of ranks on the emulator: how they are made and end, their memory, kernels that are bound for them,
+wrong orders of calls, and what is said when a member is missing."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from emulated import deadlock_of, spmd
+from fast import slow
+from launched import mpirun, needs_mpi
+from numba import cuda
+
+import shmemkit as sk
+from shmemkit import device
+from shmemkit.backends import nvshmem
+from shmemkit.emu import EmulatorError
+from shmemkit.runtime import gpu_timeline
+
+
+def members(group):
+    return None if group is None else list(group.ranks)
+
+
+def test_split(pes):
+    """The numbers of the ranks: by key, then by rank; None is in no group."""
+
+    def main():
+        with sk.init() as world:
+            me = world.rank
+            three_five = world.split(int(me >= 3), key=-me)
+            some = world.split(None if me == 5 else me % 2)
+            whole, alone, pair = world.split(7), world.split(me), world.group([6, 2], heap=1 << 20)
+            for group in filter(None, (three_five, some, whole, alone, pair)):
+                assert group.ranks[group.rank] == me == group.world_rank(group.rank)
+                assert group.host_allgather(me) == list(group.ranks)
+                assert group.comm.allgather(me) == list(group.ranks) and group.world is world
+                x = group.full(3, me, "int64")
+                group.barrier()
+                assert [int(group.peer_view(x, r)[2]) for r in range(group.n_ranks)] == list(group.ranks)
+                assert not world.is_symmetric(x) and group.is_symmetric(x)
+                group.free(x)
+            return [members(g) for g in (three_five, some, whole, alone, pair)]
+
+    found = pes(8).run(main)
+    for me, (three_five, some, whole, alone, pair) in enumerate(found):
+        assert three_five == ([2, 1, 0] if me < 3 else [7, 6, 5, 4, 3])
+        assert some == (None if me == 5 else [1, 3, 7] if me % 2 else [0, 2, 4, 6])
+        assert whole == list(range(8)) and alone == [me]
+        assert pair == ([6, 2] if me in (2, 6) else None)
+
+
+@pytest.mark.parametrize(
+    "ranks, local_size, nodes",
+    [
+        ([0, 1], 2, 1),
+        ([3, 2, 1, 0], 2, 2),
+        ([0, 2, 4], 2, 3),
+        ([0, 1, 2], 2, 3),  # not equally many
+        ([0, 2, 1, 3], 2, 4),  # not one after another
+        ([1, 4, 2], 8, 1),
+    ],
+)
+def test_nodes(ranks, local_size, nodes):
+    def main(world):
+        group = world.group(ranks)
+        if group is not None:
+            assert group.n_nodes == nodes and group.n_nodes * group.local_size == len(ranks)
+            assert group.node * group.local_size + group.local_rank == group.rank in group.node_ranks
+            assert group.near() == [rank in group.node_ranks for rank in range(group.n_ranks)]
+        return world.group_of_node().ranks, members(world.leaders())
+
+    for rank, (node, leaders) in enumerate(spmd(8, main, local_size=local_size)):
+        assert list(node) == list(
+            range(rank // local_size * local_size, (rank // local_size + 1) * local_size)
+        )
+        assert leaders == (list(range(0, 8, local_size)) if rank % local_size == 0 else None)
+
+
+def test_groups_of_groups(pes):
+    def main():
+        with sk.init() as world:
+            upper = world.split(world.rank // 4, key=-world.rank)
+            pair = upper.split(upper.rank // 2)
+            assert pair.world is world
+            x = pair.full(1, world.rank, "int64")
+            total = sk.all_reduce(np.array(x), group=pair)
+            upper.finalize()
+            assert pair.finalized
+            with pytest.raises(RuntimeError, match="zeros\\(\\): this group is finalized. Make a new one"):
+                pair.zeros(3)
+            return list(pair.ranks), int(total[0])
+
+    found = pes(8).run(main)
+    assert found == [([r | 1, r & ~1], (r | 1) + (r & ~1)) for r in range(8)]
+
+
+# ---- memory
+
+
+def test_a_full_group(pes):
+    def main():
+        with sk.init() as world, world.split(world.rank % 2, heap="1M") as group:
+            x = group.zeros(1000)
+            with pytest.raises(
+                MemoryError, match=r"the group's heap is full: 2097152 bytes .* heap=\d+ or more"
+            ):
+                group.zeros(1 << 19)
+            with pytest.raises(MemoryError, match="the group's heap is full"):
+                group.split(0)
+            group.free(x)
+            return group.zeros(1 << 17).nbytes
+
+    assert pes(4).run(main) == [1 << 19] * 4
+    with pytest.raises(MemoryError, match="the symmetric heap is full"):
+        spmd(2, lambda world: world.split(0, heap="2G"))
+
+
+def test_memory_comes_back(pes):
+    """When all ranks have left the groups of a split, also those that were in none."""
+
+    def main():
+        with sk.init() as world:
+            for call in range(20):
+                group = world.split(0 if world.rank != call % 3 else None, heap="100M")
+                if group is not None:
+                    x = group.full(100, call)
+                    assert (x == call).all()
+                    if call % 2:
+                        group.free(x)
+                    del x
+                    group.finalize()
+            world.free(world.zeros(3))
+
+    pes(3, races=True).run(main)
+
+
+def test_arrays_of_the_world_and_of_the_group(pes):
+    def main():
+        with sk.init() as world:
+            group = world.split(world.rank % 2)
+            of_world = world.full(2, world.rank)
+            of_group = group.full(2, world.rank)
+            other = group.ranks[1 - group.rank]
+            assert group.peer_view(of_world, 1 - group.rank)[0] == other
+            assert group.peer_view(of_group, 1 - group.rank)[0] == other
+            with pytest.raises(ValueError, match="not in symmetric memory of this World"):
+                world.peer_view(of_group, 0)
+            with pytest.raises(ValueError, match="not in symmetric memory of this group"):
+                group.free(of_world)
+            world.host_barrier()
+
+    pes(4).run(main)
+
+
+def test_leaks_are_reported(capsys):
+    def main():
+        with sk.init() as world:
+            world.split(world.rank).zeros(3, name="lost")
+
+    sk.emu.run(main, 2)
+    assert "without free (of the group of rank 1): lost float32 (3,)" in capsys.readouterr().err
+
+
+# ---- wrong arguments
+
+
+@pytest.mark.parametrize(
+    "call, kind, message",
+    [
+        (lambda w: w.split("a"), TypeError, r"split\(\): color is 'a'; it must be an integer"),
+        (lambda w: w.split(-1), ValueError, "color is -1; it must be 0 or more"),
+        (lambda w: w.split(0, 1.5), TypeError, "key is 1.5; it must be an integer"),
+        (lambda w: w.split(0, 0, "64X"), ValueError, "heap is '64X'; it must be a number of bytes"),
+        (lambda w: w.split(0, heap=0), ValueError, "heap is 0; it must be 1 or more"),
+        (lambda w: w.split(0, heap=[1]), TypeError, "heap is a list; it must be an integer"),
+        (
+            lambda w: w.split(0, heap=1000 + w.rank),
+            ValueError,
+            "rank 0 asks for groups with 1000 bytes, rank 1",
+        ),
+        (lambda w: w.split(0 if w.rank else "a"), TypeError, "color is 'a'"),
+        (lambda w: w.group(3), TypeError, "ranks is 3; it must be a list of ranks"),
+        (lambda w: w.group([]), ValueError, "it must have one rank or more, each once"),
+        (
+            lambda w: w.group([1, 1]),
+            ValueError,
+            r"ranks is \[1, 1\]; it must have one rank or more, each once",
+        ),
+        (lambda w: w.group([0, 2]), ValueError, "a rank is 2; it must be 0 to 1"),
+        (lambda w: w.group([0, 1] if w.rank else [1, 0]), ValueError, r"asks for a group of \[1, 0\]"),
+        (lambda w: sk.bind(nothing, 1, 1, (), group=3), TypeError, "group is 3; it must be a Group"),
+        (lambda w: sk.all_reduce(np.ones(3), group=3), TypeError, "it must be the World .* or a group"),
+        (lambda w: w.split(0).world_rank(2), ValueError, "rank is 2; it must be 0 to 1"),
+    ],
+)
+def test_wrong_arguments(call, kind, message):
+    """All ranks raise."""
+
+    def main(world):
+        with pytest.raises(kind, match=message):
+            call(world)
+        return len(world.host_allgather(1))
+
+    assert spmd(2, main) == [2, 2]
+
+
+@cuda.jit
+def nothing():
+    pass
+
+
+def test_a_group_that_ends_while_an_object_lives(pes):
+    def main():
+        with sk.init() as world:
+            group = world.split(world.rank % 2)
+            reduce, barrier, x = sk.AllReduce(group, 1024), sk.Barrier(group), np.ones(8, "float32")
+            launch = sk.bind(nothing, 1, 1, (), group=group)
+            assert reduce(x)[0] == 2
+            group.finalize()
+            for call in (lambda: reduce(x), barrier, lambda: sk.AllReduce(group, 64)):
+                with pytest.raises(
+                    RuntimeError, match="its group is finalized; make a new one with World.split"
+                ):
+                    call()
+            with pytest.raises(RuntimeError, match="this group is finalized"):
+                sk.bind(nothing, 1, 1, (), group=group)
+            with pytest.raises(RuntimeError, match=r"kernel nothing\(\): this group is finalized"):
+                launch()
+            group.finalize()  # does nothing
+            world.host_barrier()
+
+    pes(4).run(main)
+
+
+def test_a_timeline_of_a_group(pes):
+    """Also of one without rank 0. Its tracks are those of the World's ranks."""
+
+    def main():
+        with sk.init() as world:
+            group = world.group([3, 1])
+            if group is not None:
+                with sk.Timeline(group) as timeline:
+                    sk.bind(nothing, 1, 1, (), group=group)()
+                return {e["pid"] for e in timeline.data["traceEvents"] if e["name"] == "nothing"}
+
+    assert pes(4).run(main)[1::2] == [{1, 3}] * 2
+
+
+def test_clocks_are_compared_with_the_ranks_of_the_group(pes, monkeypatch):
+    given = []
+
+    def bind(*_, group):
+        given.append(group)
+        return SimpleNamespace(set=None)
+
+    def main():
+        with sk.init() as world:
+            recorder = object.__new__(gpu_timeline.GpuRecorder)
+            recorder.world = world.split(world.rank)
+            assert recorder._offset() == (0, 0) and recorder.world in given
+
+    monkeypatch.setattr(gpu_timeline, "bind", bind)
+    pes(2).run(main)
+
+
+@pytest.mark.parametrize("bounded, more", [(True, 8 * 4 + nvshmem.ALIGNMENT), (False, 0)])
+def test_a_group_has_its_heap_and_that_of_its_bounded_barrier(bounded, more):
+    """On GPUs, with SHMEMKIT_TIMEOUT."""
+    backend, asked = nvshmem.NvshmemBackend.__new__(nvshmem.NvshmemBackend), []
+    backend.n_ranks, backend._bounds_barrier = 4, bounded
+
+    def allocate(n_bytes):
+        asked.append(n_bytes)
+        return SimpleNamespace(data=SimpleNamespace(ptr=1 << 20), nbytes=n_bytes)
+
+    backend.allocate = allocate
+    assert backend.new_slab(1).size == 1 + more and asked == [1 + more]
+
+
+def test_modules_of_groups_end_before_nvshmem():
+    """On GPUs, also of groups that the program never ended."""
+    backend, done = nvshmem.NvshmemBackend.__new__(nvshmem.NvshmemBackend), []
+    group = nvshmem.NvshmemBackend.__new__(nvshmem.NvshmemBackend)
+    module = SimpleNamespace(unload=lambda: done.append("unload"))
+    group._modules, backend.groups, backend._probe, backend._arrivals = (
+        {"kernel": module},
+        [group],
+        None,
+        None,
+    )
+    backend.stream = SimpleNamespace(__exit__=lambda: None)
+    backend._core = SimpleNamespace(finalize=lambda: done.append("finalize"))
+    backend.finalize()
+    assert done == ["unload", "finalize"] and not group._modules
+
+
+# ---- kernels
+
+
+@cuda.jit
+def speak(x, signals, out):
+    me, n = device.rank(), device.num_ranks()
+    after = (me + 1) % n
+    device.symm_at(x, after)[0] = me
+    device.notify(signals, after, 1, "add", "sys")
+    device.wait(signals, 1, "sys", "acquire", 1)
+    device.put(x[1:2], out[5:6], after)
+    device.quiet()
+    device.signal_op(signals[1:], 1, device.SignalOp.SIGNAL_ADD, after)
+    device.wait(signals[1:], 1, "sys", "acquire", 1)
+    device.atomic_add(signals[2:], 1 + me, 0)
+    device.barrier_all()
+    if me == 0:
+        out[4] = signals[2]
+    out[0], out[1], out[2] = x[0], n, device.world_rank(after)
+    out[3] = device.team_my_pe(0) + 10 * device.team_n_pes(0) + 100 * device.team_n_pes(2)
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_a_kernel_has_the_ranks_of_its_group(pes):
+    def main():
+        with sk.init() as world:
+            group = world.split(int(world.rank >= 2), key=-world.rank)
+            x, signals, out = group.zeros(2, "int64"), group.signals(3), np.zeros(6, "int64")
+            out[5] = 70 + group.rank
+            sk.bind(speak, 1, 1, (x, signals, out), group=group)()
+            world.synchronize()
+            n, me = group.n_ranks, group.rank
+            before = (me - 1) % n
+            assert out[:4].tolist() == [before, n, group.ranks[(me + 1) % n], me + 110 * n]
+            group.barrier()
+            world.synchronize()
+            assert x[1] == 70 + before
+            assert me or out[4] == n * (n + 1) // 2
+
+    pes(5, races=True).run(main)
+
+
+@cuda.jit
+def collect(x, gathered, total, numbers):
+    device.fcollect(0, gathered, x)
+    device.sync_all()
+    device.reduce(0, total, x, "max")
+    device.barrier(0)
+    device.broadcast(0, x, gathered, 1)
+    numbers[0], numbers[1] = device.team_my_pe(0), device.world_rank(device.rank())
+
+
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+def test_teams_in_a_kernel(pes):
+    def main():
+        with sk.init() as world:
+            group, same = world.split(world.rank % 2, key=-world.rank), world.split(0)
+            for g in (group, same, group):
+                x, gathered = g.full(1, world.rank, "int64"), g.zeros(g.n_ranks, "int64")
+                total, numbers = g.zeros(1, "int64"), np.zeros(2, "int64")
+                sk.bind(collect, 1, 1, (x, gathered, total, numbers), group=g)()
+                world.synchronize()
+                assert gathered.tolist() == list(g.ranks) and total[0] == max(g.ranks)
+                assert x[0] == g.ranks[0] and numbers.tolist() == [g.rank, world.rank]
+                g.barrier()
+                world.synchronize()
+
+    pes(6, races=True).run(main)
+
+
+@cuda.jit
+def reach(x, rank):
+    device.symm_at(x, rank)[0] = 1
+
+
+def test_a_rank_that_the_group_has_not(pes):
+    def main():
+        with sk.init() as world:
+            group = world.split(world.rank // 2)
+            sk.bind(reach, 1, 1, (group.zeros(1), 2), group=group)()
+
+    with pytest.raises(EmulatorError, match="rank is 2; it must be 0 to 1"):
+        pes(4).run(main)
+
+
+@cuda.jit
+def store(x, rank):
+    device.symm_at(x, rank)[0] += 1
+
+
+def test_races_are_found_in_groups():
+    def main(world):
+        group = world.split(world.rank // 2, key=-world.rank)
+        x = group.zeros(1, name="x")
+        sk.bind(store, 1, 1, (x, 0), group=group)()
+        world.synchronize()
+        group.barrier()
+        world.synchronize()
+        group.free(x)
+
+    with pytest.raises(sk.emu.RaceError, match=r"x\[0\] on rank [13]"):
+        spmd(4, main, races=True)
+
+
+# ---- the order of calls
+
+
+def test_groups_that_are_called_in_different_orders():
+    """The program is wrong, and its deadlock names the groups."""
+
+    def main(world):
+        one, other = world.split(0), world.group(range(3))
+        calls = [sk.AllReduce(group, 64, method="one_shot") for group in (one, other)]
+        for call in calls if world.rank else reversed(calls):
+            call(np.ones(1, "float32"), np.empty(1, "float32"))
+
+    report = deadlock_of(3, main)
+    assert "exchange (of the group of ranks 0 to 2): waits for" in report
+
+
+def test_calls_are_compared_in_each_group():
+    def main(world):
+        group = world.split(world.rank // 2)
+        x = np.ones(4 + world.rank // 3, "float32")
+        sk.AllReduce(group, 64, method="one_shot")(x, np.empty_like(x))
+
+    with pytest.raises(
+        ValueError, match="rank 2 calls AllReduce of 4 float32.*rank 3 .*of the group of ranks 2 and 3"
+    ):
+        spmd(4, main)
+
+
+# ---- a missing member
+
+
+def test_a_member_that_does_not_come():
+    def main(world):
+        group = world.split(world.rank % 2)
+        if world.rank != 3:
+            group.zeros(4)
+
+    report = deadlock_of(4, main)
+    assert "rank 1: its host program waits for rank 3 to call zeros()" in report
+    assert "too (of the group of ranks 1 and 3)" in report
+
+
+def test_a_member_that_makes_fewer_calls():
+    def main(world):
+        group, x = world.split(world.rank % 2), np.ones(4, "float32")
+        reduce = sk.AllReduce(group, 64, method="one_shot")
+        for _ in range(1 + (world.rank == 1)):
+            reduce(x, np.empty_like(x))
+
+    report = deadlock_of(4, main)
+    assert "Not all ranks of the group of ranks 1 and 3 have made the same collective calls" in report
+
+
+PROGRAM = """
+with sk.init() as world:
+    row, column = world.split(world.rank // 2), world.split(world.rank % 2)
+    for group in (row, column, world):
+        x = group.full(100, world.rank)
+        assert sk.all_reduce(x, group=group)[7] == sum(group.ranks)
+        group.free(x)
+    row.finalize()
+    if "error" in sys.argv:
+        column.zeros(3 + (world.rank == 3))
+    if "late" in sys.argv and world.rank == 3:
+        time.sleep(60)
+    column.host_barrier()
+    world.print("done")
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("", None),
+        ("late", "within 2 s; rank 1 is there (of the group of ranks 1 and 3)"),
+        *slow(("error", "ranks disagree: rank 1 asks for float32 (3,), rank 3 asks for float32 (4,)")),
+    ],
+)
+def test_processes(argument, message):
+    """Each rank a process, on the emulator."""
+    limit = {"SHMEMKIT_TIMEOUT": "2"} if argument == "late" else {}
+    status, text, _ = mpirun(4, PROGRAM, *[argument] * bool(argument), **limit)
+    if message is None:
+        assert status == 0 and text.count("done") == 4, text
+    else:
+        assert status != 0 and message in text, text
