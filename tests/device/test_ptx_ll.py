@@ -38,6 +38,13 @@ def passes_on(lines, x, flag):
     sk.ll128_store_tile(lines, 1, tile, flag, 1)
 
 
+def in_rows(lines, x, flag):
+    sk.ll128_store_tiles(lines, 1, 0, (sk.load_tile(x, 0),), flag)
+    a, b = sk.ll128_load_tiles(lines, 1, 2, 0, flag)
+    sk.store_tile(x, 0, a)
+    sk.store_tile(x, 1, b)
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize(
     "armed, cc",
@@ -46,15 +53,15 @@ def passes_on(lines, x, flag):
 )
 @pytest.mark.parametrize("dtype", [types.uint8, types.uint64, types.complex128], ids=str)
 @pytest.mark.parametrize(
-    "kernel, n_loads, n_stores",
-    [(stores, 0, 1), (loads, 2, 0), (passes_on, 1, 1)],
-    ids=["stores", "loads", "passes_on"],
+    "kernel, n_dims, n_loads, n_stores",
+    [(stores, 1, 0, 1), (loads, 1, 2, 0), (passes_on, 1, 1, 1), (in_rows, 2, 2, 1)],
+    ids=["stores", "loads", "passes_on", "in_rows"],
 )
-def test_lines_are_stored_and_loaded_by_whole_warps(kernel, n_loads, n_stores, dtype, armed, cc):
+def test_lines_are_stored_and_loaded_by_whole_warps(kernel, n_dims, n_loads, n_stores, dtype, armed, cc):
     """Stores follow a syncwarp immediately: threads that have a flag take their own way to the data. Loads
     follow one at first, and again when a vote says that a flag is not there."""
     with arming() if armed else contextlib.nullcontext():
-        ptx = compile_ptx(kernel, (array(types.uint64), array(dtype), types.uint64), cc)
+        ptx = compile_ptx(kernel, (types.Array(types.uint64, n_dims, "C"), array(dtype), types.uint64), cc)
     assert is_lean(ptx)
     needed = resources(ptx, cc)
     assert (needed.spills, needed.stack) == (0, 0)

@@ -276,29 +276,29 @@ def _piece(i):
 
 
 @gpu_function
-def _address(i, lines):
-    """Of the thread's words in the lines of tile `i`."""
+def _address(i, lines, first=0):
+    """Of the thread's words in the lines of tile `i`, where word `first` begins tile 0."""
     at = types.uint64(i) * types.uint64(8 * TILE_WORDS) + types.uint64(16 * cuda.laneid)
-    return element_address(lines, 0) + at
+    return element_address(lines, first) + at
 
 
 @gpu_function
-def _row(lines, row):
-    return lines[row]
+def _first_word(lines, row):
+    return row * lines.shape[1]
 
 
 @gpu_function
-def _only_row(lines, row):
-    return lines
+def _of_only_row(lines, row):
+    return 0
 
 
-def _row_of(primitive, lines):
-    """``row_of(lines, row)`` for lines of this type; those of one dimension are row 0."""
+def _first_word_of(primitive, lines):
+    """``first_word(lines, row)`` for lines of this type; those of one dimension are row 0."""
     if getattr(lines, "ndim", 2) == 1:
         check_lines(primitive, lines)
-        return _only_row
+        return _of_only_row
     check_array(primitive, "lines", lines, 2, WORDS)
-    return _row
+    return _first_word
 
 
 def _not_tiles(given):
@@ -369,12 +369,12 @@ def _store_to(k, words, arguments):
 @gpu(ll128_store_tiles)
 def _(lines, row, i, tiles, flag):
     check_integer("ll128_store_tiles", row=row, i=i, flag=flag)
-    row_of, armed = _row_of("ll128_store_tiles", lines), bounded_waits.armed()
+    first_word, armed = _first_word_of("ll128_store_tiles", lines), bounded_waits.armed()
     places_of, store_each = tuple_of(len(tiles), _place), for_each(len(tiles), _store_to)
 
     def impl(lines, row, i, tiles, flag):
         if not (armed and _stopped()):
-            places = places_of(_address(i, row_of(lines, row)))  # while the data are on their way
+            places = places_of(_address(i, lines, first_word(lines, row)))  # while the data are on their way
             cuda.syncwarp()  # a line is one instruction of eight threads
             store_each(tiles, (places, types.uint32(flag)))
 
@@ -449,13 +449,13 @@ def _(lines, row, n, i, flag):
     if not isinstance(n, (types.IntegerLiteral, int)):
         raise TypingError(not_literal("ll128_load_tiles", "n", n, "such as 4"))
     n = n if isinstance(n, int) else n.literal_value
-    row_of = _row_of("ll128_load_tiles", lines)
+    first_word = _first_word_of("ll128_load_tiles", lines)
     arrived = arriving(n, "ll128_load_tiles", bounded_waits.armed(), bounded_waits.recording())
 
     @device
     def address(k, arguments):
         lines, row, i = arguments
-        return _address(i, row_of(lines, row + k))
+        return _address(i, lines, first_word(lines, row + k))
 
     addresses = tuple_of(n, address)
 
