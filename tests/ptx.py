@@ -20,6 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
 from shmemkit.support.garbage_collection import uncollected
 from shmemkit.support.settings import switch
@@ -33,6 +34,15 @@ def missing(what):
     if switch("SHMEMKIT_REQUIRE_PTXAS", False):
         pytest.fail(f"{what}, and SHMEMKIT_REQUIRE_PTXAS=1")
     pytest.skip(what)
+
+
+def needs_compiler():
+    """Skip, or fail, a test before numba has typed its kernel in vain."""
+    try:
+        for name in ("nvrtc", "nvvm"):
+            load_nvidia_dynamic_lib(name)
+    except DynamicLibNotFoundError as error:
+        missing(f"{error} (pip install -e '.[cu13,dev]')".partition("\n")[0])
 
 
 @contextlib.contextmanager
