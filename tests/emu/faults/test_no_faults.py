@@ -428,7 +428,7 @@ def test_block_votes_are_barriers():
         part = cuda.shared.array(3, int32)
         thread = cuda.threadIdx.x
         part[thread] = 10 * (thread + 1)
-        if cuda.syncthreads_or(thread == 2) and thread == 0:
+        if cuda.syncthreads_or(int32(thread == 2)) and thread == 0:
             out[0] = part[0] + part[1] + part[2]
 
     return lambda world: result(world, kernel[1, 3])
