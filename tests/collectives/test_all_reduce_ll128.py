@@ -158,7 +158,6 @@ def exchange(x, out, lines, rows, calls):
         store_tile(out, 1, b)
 
 
-@untyped  # of two-dimensional lines Numba takes no row in the primitive
 def exchanged(rows=2, calls=1, threads=32, words=TILE_WORDS, flags=0, first=0):
     world = sk.init()
     x = np.arange(120, dtype="uint64") + 1000 * world.rank

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from emulated import spmd
+from emulated import spmd, untyped
 from fast import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -469,6 +469,7 @@ SENDS = ["store", "load", "fetch", "cas", "add", "set signal", "add signal", "fe
 
 
 @pytest.mark.slow
+@untyped
 @examples(40)
 @given(st.data(), st.integers(2, 3), st.sampled_from(["eager", "ordered", "unordered"]))
 def test_each_schedule_that_differs_is_run_once(data, n, delivery):

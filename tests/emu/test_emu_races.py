@@ -630,6 +630,7 @@ def tracing():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("messages", [False, True])
+@untyped
 def test_many_rounds_of_a_signal_need_no_more_memory(tracing, messages):
     """The emulator keeps the last writes of a word, not all of them; a thread that is behind learns less."""
 
