@@ -797,7 +797,7 @@ class FlashDecode:
         batch = q.shape[0] if q.ndim == 3 else 0
         if batch > self.max_batch:
             raise ValueError(
-                f"{WHO}: q has {batch} sequences, more than max_batch={self.max_batch}. Make an {WHO} with a "
+                f"{WHO}: q has {batch} sequences, more than max_batch={self.max_batch}. Make a {WHO} with a "
                 "larger max_batch"
             )
         check_given(WHO, "q", q, (batch, self.q_heads, dim), self.dtype, world)
@@ -828,12 +828,12 @@ class FlashDecode:
     def _check_cache(self, k, v, batch, block_table):
         """-> pages of a sequence, or 0 without a table; tokens of a page"""
         dim, item = self.head_dim, self.dtype.itemsize
-        first = f"batch, {batch}" if block_table is None else "pages"
+        first = f"{batch}, tokens" if block_table is None else "pages, page_size"
         for name, array in (("k", k), ("v", v)):
             right = array.ndim == 4 and array.shape[2:] == (self.kv_heads, dim) and array.dtype == self.dtype
             if not right or (block_table is None and array.shape[0] != batch):
                 raise ValueError(
-                    f"{WHO}: {name} is {array_text(array)}; it must be {self.dtype.name} ({first}, tokens, "
+                    f"{WHO}: {name} is {array_text(array)}; it must be {self.dtype.name} ({first}, "
                     f"{self.kv_heads}, {dim})"
                 )
             at, steps = address_of(array), array.strides[:3]

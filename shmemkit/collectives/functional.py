@@ -60,7 +60,7 @@ def all_gather(
     """Gather the `x` of all ranks on each: see `AllGather`. -> out, default a new one (n_ranks, *x.shape) of
     x's kind
     """
-    return _kept_for(AllGather, x, stream, group, sms, _on(group).n_ranks)(x, out, stream)
+    return _kept_for(AllGather, x, stream, group, sms, _on("all_gather()", group).n_ranks)(x, out, stream)
 
 
 def all_reduce(
@@ -104,7 +104,8 @@ def attention_combine(
     head_dim, dtype and form, and for the batch, rounded up to a power of two. -> out, default a new one of
     partial's kind
     """
-    world, who = _on(group), "attention_combine()"
+    who = "attention_combine()"
+    world = _on(who, group)
     array = with_shape(who, "partial", partial, world.xp)
     if array.ndim != 3:
         raise ValueError(f"{who}: partial is {shown(partial)}; it must be (batch, heads, head_dim)")
@@ -145,7 +146,7 @@ def gather(
     """Gather the `x` of all ranks on the root: see `Gather`. -> out on the root, default a new one (n_ranks,
     *x.shape) of x's kind; None on all others
     """
-    return _kept_for(Gather, x, stream, group, sms, _on(group).n_ranks, root)(x, out, stream)
+    return _kept_for(Gather, x, stream, group, sms, _on("gather()", group).n_ranks, root)(x, out, stream)
 
 
 def reduce(
@@ -176,7 +177,7 @@ def scatter(
     """Give each rank its segment of the root's `x`: see `Scatter`. All other ranks give `out`. -> out, on
     the root by default a new one
     """
-    world = _on(group)
+    world = _on("scatter()", group)
     if x is None and out is None:
         raise ValueError("scatter(): x and out are None; the root gives x, all other ranks give out")
     given, times = (out, world.n_ranks) if x is None else (x, 1)
@@ -198,16 +199,17 @@ def reduce_scatter(
     return _kept_for(ReduceScatter, x, stream, group, sms, 1, op)(x, out, stream)
 
 
-def _on(group):
+def _on(who, group):
     """-> the group, if there is one, else the current World"""
     if group is None:
         return current(required=True)
-    check_world("group", group)
+    check_world(who, group, "group")
     return group
 
 
 def _kept_for(kind, x, stream, group, sms, times, *options: Any):
-    world, who = _on(group), f"{kind._table}()"
+    who = f"{kind._table}()"
+    world = _on(who, group)
     array = with_shape(who, "x", x, world.xp)
     if kind in (AllReduce, ReduceScatter) and "float8" in str(array.dtype):
         times = 2  # by some methods its totals travel as float32

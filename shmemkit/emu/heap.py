@@ -149,10 +149,9 @@ class Heap:
     def free_slab(self, made, slab):
         """Give back what ``new_slab`` has taken from `slab`, and all that was allocated of it."""
         slab.slabs.remove(made)
-        for those in self.allocations, self.freed:
-            for a in [a for a in those if made.offset <= a.offset < made.end]:
-                those.remove(a)
-        self.freed.append(Allocation(made.offset, made.size))
+        for a in [a for a in self.allocations if made.offset <= a.offset < made.end]:
+            self.allocations.remove(a)
+        self.freed.append(Allocation(made.offset, made.size))  # after its arrays, whose lines reports name
 
     def _take(self, n_bytes, need, slab):
         start = self._room(n_bytes, need, slab)
@@ -173,7 +172,7 @@ class Heap:
             for a in sorted([*used, *freed, Allocation(slab.end, 0)], key=_offset):
                 if a.offset - start >= need:
                     return start
-                start = a.offset + a.size
+                start = max(start, a.offset + a.size)  # a freed slab holds its freed arrays
             if not freed:
                 break
             self.freed.remove(freed.pop(0))

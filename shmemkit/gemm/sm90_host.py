@@ -58,7 +58,10 @@ def rows_that_are_not_of_k(*operands):
     """-> why the tensor cores do not take operands of float8, (rows, K), or None."""
     if any(major(operand) != "k" for operand in operands):
         strides = " and ".join(str(operand.strides) for operand in operands)
-        return f"the operands are {FLOAT8}, of strides {strides}, K last; rows of K must be contiguous"
+        return (
+            f"the operands are {FLOAT8}, (rows, K) of strides {strides}; rows of K must be contiguous. Store "
+            "weights with K last; sk.matmul takes a weight (N, K) as w.T"
+        )
     return None
 
 

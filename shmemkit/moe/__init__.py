@@ -315,7 +315,9 @@ class ExpertParallel:
             raise ValueError("ExpertParallel: weighted is False; it must be True where max_rows is None")
         if out is None:
             if known is None:
-                raise ValueError("ExpertParallel: combine before any dispatch; it needs `out` then")
+                raise ValueError(
+                    "ExpertParallel: combine() before any dispatch; call dispatch first, or give out"
+                )
             shape, dtype = (known, self.sizes.hidden), self.sizes.dtype
             out = new_output(y, shape, dtype, world.xp, stream, world.backend.follow)
         run, arrays = self._planned("combine" if weighted else "sum", y=rows, out=out)

@@ -194,11 +194,11 @@ def _check_torchrun(n_ranks):
         )
 
 
-def check_world(who, world):
-    """TypeError unless `world` is a World, RuntimeError if it is finalized."""
+def check_world(who, world, name="world"):
+    """TypeError unless `world`, the argument `name`, is a World; RuntimeError if it is finalized."""
     if not isinstance(world, World):
         raise TypeError(
-            f"{who}: world is {shown(world)}; it must be the World that shmemkit.init() returns, or a group "
+            f"{who}: {name} is {shown(world)}; it must be the World that shmemkit.init() returns, or a group "
             "that World.split() returns"
         )
     if world.finalized:

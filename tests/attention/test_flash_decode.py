@@ -308,7 +308,7 @@ def test_a_wrong_call():
             ({"q": np.ones((2, 2, 64), "float16")}, "q has 2 sequences, more than max_batch=1"),
             ({"q": q[:, :1]}, r"q is float16 \(1, 1, 64\); it must be float16 \(1, 2, 64\)"),
             ({"k": k.astype("float32")}, "k is float32"),
-            ({"k": np.ones((2, 8, 1, 64), "float16")}, "it must be float16 \\(batch, 1, tokens, 1, 64\\)"),
+            ({"k": np.ones((2, 8, 1, 64), "float16")}, "it must be float16 \\(1, tokens, 1, 64\\)"),
             ({"v": k[:, :4]}, "k is .* they must be the same"),
             ({"k": k[..., ::-1]}, "has strides"),
             ({"lengths": lengths.astype("int64")}, "lengths is int64"),

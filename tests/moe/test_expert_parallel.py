@@ -364,7 +364,7 @@ def test_wrong_arrays(pes):
         weights, y = np.zeros((3, 2), "float32"), np.zeros((2, 8, 8), "float32")
         wide = np.zeros((3, 16), "float32")
         for call, given, message in [
-            (ep.combine, (y,), "combine before any dispatch"),
+            (ep.combine, (y,), r"combine\(\) before any dispatch; call dispatch first, or give out"),
             (
                 ep.dispatch,
                 (x[:, :4], experts),

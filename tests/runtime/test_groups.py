@@ -13,7 +13,7 @@ from numba import cuda
 import shmemkit as sk
 from shmemkit import device
 from shmemkit.backends import nvshmem
-from shmemkit.emu import EmulatorError
+from shmemkit.emu import EmulatorError, UseAfterFreeError
 from shmemkit.runtime import gpu_timeline
 
 
@@ -152,6 +152,22 @@ def test_arrays_of_the_world_and_of_the_group(pes):
     pes(4).run(main)
 
 
+def test_an_array_of_a_group_that_has_ended():
+    """Its name and both lines are said, also when the World has the group's memory again."""
+
+    def main(world):
+        group = world.split(0, heap="64K")
+        array = group.zeros(4, "float32", "box")
+        group.finalize()
+        world.zeros(4)
+        sk.all_reduce(array)
+
+    with pytest.raises(
+        UseAfterFreeError, match=r"(?s)box \(float32\).*all_reduce\(array\).*group\.finalize\(\)"
+    ):
+        spmd(2, main)
+
+
 def test_leaks_are_reported(capsys):
     def main():
         with sk.init() as world:
@@ -189,7 +205,7 @@ def test_leaks_are_reported(capsys):
         (lambda w: w.group([0, 2]), ValueError, "a rank is 2; it must be 0 to 1"),
         (lambda w: w.group([0, 1] if w.rank else [1, 0]), ValueError, r"asks for a group of \[1, 0\]"),
         (lambda w: sk.bind(nothing, 1, 1, (), group=3), TypeError, "group is 3; it must be a Group"),
-        (lambda w: sk.all_reduce(np.ones(3), group=3), TypeError, "it must be the World .* or a group"),
+        (lambda w: sk.all_reduce(np.ones(3), group=3), TypeError, r"all_reduce\(\): group is 3; it must"),
         (lambda w: w.split(0).world_rank(2), ValueError, "rank is 2; it must be 0 to 1"),
     ],
 )
