@@ -700,6 +700,8 @@ class FlashDecode:
     once. All ranks that get a row get the same bits.
     """
 
+    sms: int | None
+
     def __init__(
         self,
         world: World,
