@@ -53,8 +53,8 @@ def fewest(ways):
 
 
 def ways(chosen=lambda name, method: True, few=False):
-    """Parametrizes with collectives and methods: fixtures `name` and `method`. With `few`, only the fewest are
-    fast."""
+    """Parametrizes with collectives and methods: fixtures `name` and `method`. With `few`, only the fewest
+    are fast."""
     found = [way for way in WAYS if chosen(*way)]
     fast = fewest(found) if few else found
     cases = [
