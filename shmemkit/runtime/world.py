@@ -549,6 +549,9 @@ class World(SymmetricMemory):
         for allocation in self._allocations.values():
             self.backend.free(allocation.raw)
         self._allocations.clear()
+        for slab in self._slabs.values():  # of groups that the program has not ended
+            self.backend.free_slab(slab)
+        self._slabs.clear()
         if self._bounded_barrier is not None:
             self._bounded_barrier.close()
         try:

@@ -478,6 +478,46 @@ def test_a_rank_that_the_group_has_not(pes):
 
 
 @cuda.jit
+def send(x, rank):
+    device.put(x, x, rank)
+
+
+@pytest.mark.parametrize("kernel", [reach, send])
+def test_a_kernel_of_the_world_with_an_array_of_a_group(pes, kernel):
+    """It does not write into the memory of another group."""
+
+    def main():
+        with sk.init() as world:
+            group = world.split(world.rank // 2)
+            inner = group.split(0)  # memory of a group in that of another
+            x, y, z = inner.zeros(1), group.zeros(1), world.zeros(1)
+            for array in (x, y):
+                sk.bind(kernel, 1, 1, (array, world.rank ^ 1))()
+                world.synchronize()
+            sk.bind(kernel, 1, 1, (z, 0), group=group)()
+            inner.finalize()
+            world.host_barrier()
+            kernel[1, 1](y, 2)
+
+    with pytest.raises(
+        EmulatorError, match="memory of the group of ranks 0 and 1, and rank 2 of the World is"
+    ):
+        pes(4).run(main)
+
+
+def test_memory_comes_back_with_the_world():
+    """Of groups that the program has not ended."""
+
+    def main():
+        for _ in range(20):
+            with sk.init() as world:
+                x = world.split(world.rank % 2, heap="100M").zeros(1)
+                del x
+
+    sk.emu.run(main, 2)
+
+
+@cuda.jit
 def store(x, rank):
     device.symm_at(x, rank)[0] += 1
 
