@@ -109,6 +109,7 @@ class EmulatorBackend:
         group, pes = copy_of(self), [self.members.pes[rank] for rank in ranks]
         group.comm, group.slab, book = comm, slab, self.heap.allocate(book_size(len(pes)), slab)
         book.fill(0)
+        self.heap.groups.append((slab, pes))
         arrivals, *shared = book_of(book, len(pes))
         met, table = (self.heap.on(part, pes[0]) for part in shared)
         calls, key = Calls(table, pes.index(self.pe), pes), (*self.members.key, key)
@@ -121,6 +122,7 @@ class EmulatorBackend:
         """The group ends, and has freed its arrays. Other ranks may still read what ``free_slab`` gives
         back."""
         self.machine.groups.pop(self.members.key, None)
+        self.heap.groups = [group for group in self.heap.groups if group[0] is not self.slab]
 
     @property
     def over(self):

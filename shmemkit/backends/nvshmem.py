@@ -4,6 +4,7 @@ import copy
 import ctypes
 import importlib
 import os
+import re
 import threading
 from typing import Any
 
@@ -95,12 +96,11 @@ class NvshmemBackend:
         given = [f"no {variable}" if limit is None else f"{variable}={limit:g}" for limit in limits]
         check_equal(given, "Set it to the same value on all ranks, or on none", "set")
         reached = not any(peers.UNREACHABLE in of_rank for of_rank in offsets)
-        self._bounds_barrier = limits[0] is not None and reached
+        self._bounds_barrier = limits[0] is not None and reached  # of a group: `reached`, by its ranks
 
     # -- groups: see ``shmemkit.backends.emulator``
     def new_slab(self, n_bytes):
-        own = 8 * self.n_ranks + ALIGNMENT if self._bounds_barrier else 0  # a group's `_arrivals`
-        raw = self.allocate(n_bytes + own)
+        raw = self.allocate(n_bytes + 8 * self.n_ranks + ALIGNMENT)  # with a group's `_arrivals`
         return Slab(raw, raw.data.ptr)
 
     def free_slab(self, slab):
@@ -113,6 +113,14 @@ class NvshmemBackend:
         group.rank, group.n_ranks = comm.Get_rank(), comm.Get_size()
         group.ranks, group.offsets = ([those[rank] for rank in ranks] for those in (self.ranks, self.offsets))
         group._event = group._bounded_barrier = group._arrivals = None
+        reached = not any(comm.allgather(peers.UNREACHABLE in group.offsets))
+        if group.shares_gpus and not reached:
+            raise RuntimeError(
+                f"split(): {ranks_text(sorted(group.ranks))} do not reach each other's memory, and ranks "
+                "share a GPU (SHMEMKIT_OVERSUBSCRIBE=1), for which NVSHMEM has no teams. Start one rank per "
+                "GPU"
+            )
+        group._bounds_barrier = reached
         group._modules, group.teams = {}, {TEAM_WORLD: group._new_team(range(group.n_ranks))}
         self.groups.append(group)
         return group
@@ -121,7 +129,7 @@ class NvshmemBackend:
         self.groups.remove(self)
         self.unload()
         for team in set(self.teams.values()) - {peers.NO_TEAM}:
-            self._core.team_destroy(team)
+            self._bindings.team_destroy(team)
 
     def unload(self):
         """A group's modules, now that nothing runs: the garbage collector would do so at any time."""
@@ -130,23 +138,39 @@ class NvshmemBackend:
         self._modules.clear()
 
     def _new_team(self, ranks):
-        """-> NVSHMEM's team of these ranks of mine, which are consecutive and call it alike"""
-        from nvshmem.bindings import TeamConfig
+        """-> NVSHMEM's team of these ranks of mine, which are consecutive and call it alike; NO_TEAM where
+        ranks share a GPU: there NVSHMEM has no teams, and ends the program that asks for one
 
+        Not by nvshmem4py's own function: its list of teams outlives NVSHMEM, and a later World gets the
+        numbers of this one's teams again.
+        """
+        if self.shares_gpus:
+            return peers.NO_TEAM
         me = self.rank - ranks.start
         value = self._core.get_team_unique_id().value if me == 0 else None
         values = self.comm.allgather(value)
-        config = TeamConfig()
-        config.version, config.num_contexts = (
-            TEAM_CONFIG_VERSION + self._bindings.team_config_dtype.itemsize,
-            -1,
-        )
-        config.uniqueid = values[ranks.start]
-        return int(self._core.team_init(config, TEAM_CONFIG_UNIQUEID, len(ranks), me))
+        config, team = self._bindings.TeamConfig(), ctypes.c_int(peers.NO_TEAM)
+        config.version = TEAM_CONFIG_VERSION + self._bindings.team_config_dtype.itemsize
+        config.num_contexts, config.uniqueid = -1, values[ranks.start]
+        given = ctypes.addressof(team), config.ptr, TEAM_CONFIG_UNIQUEID, len(ranks), me
+        try:
+            self._bindings.team_init(*given)
+        except Exception as error:  # nvshmem4py's NVSHMEMError
+            raise RuntimeError(
+                f"split(): NVSHMEM makes no team of {len(ranks)} ranks: {error}. End groups that are "
+                f"not used, or raise NVSHMEM_MAX_TEAMS ({os.environ.get('NVSHMEM_MAX_TEAMS', 'not set, 32')})"
+            ) from error
+        return team.value
 
     def load(self, compiled):
         """-> the function of a compiled kernel (a Numba kernel), in a module with the group's tables"""
         if compiled not in self._modules:
+            if self.shares_gpus and calls_teams(compiled):
+                name = bounded_waits.kernel_name(compiled.entry_name)
+                raise RuntimeError(
+                    f"bind(): kernel {name} calls NVSHMEM's barriers or teams for a group, which needs a GPU "
+                    "for each rank; ranks share one here (SHMEMKIT_OVERSUBSCRIBE=1)"
+                )
             tables = peers.packed(self.rank, self.n_ranks, self.offsets)
             teams = [self.teams.get(number, peers.NO_TEAM) for number in range(peers.TEAMS)]
             with peers.filled_with(tables, peers.packed_group(teams, self.ranks)):
@@ -182,7 +206,7 @@ class NvshmemBackend:
         for rank, (_, gpu, _) in enumerate(found):
             sharing.setdefault(gpu, []).append(rank)
         shared = [ranks for ranks in sharing.values() if len(ranks) > 1]
-        self._uuids = [gpu for _, gpu, _ in found]
+        self._uuids, self.shares_gpus = [gpu for _, gpu, _ in found], bool(shared)
         if shared and not switch("SHMEMKIT_OVERSUBSCRIBE", False):
             raise RuntimeError(
                 f"init(): there are {self.n_ranks} ranks for {len(sharing)} GPU(s) (rank {self.rank} sees "
@@ -208,9 +232,9 @@ class NvshmemBackend:
             ) from error
 
     def bind_bounded_barrier(self, bind):
-        """With SHMEMKIT_TIMEOUT, and if all ranks reach each other, let ``barrier`` do what ``bind(arrivals,
-        epoch, n_ranks, stream)`` returns: NVSHMEM's own barrier waits without limit, and does not say for
-        whom. Collective.
+        """If all ranks reach each other, and for the World with SHMEMKIT_TIMEOUT alone, let ``barrier`` do
+        what ``bind(arrivals, epoch, n_ranks, stream)`` returns: NVSHMEM's own barrier waits without limit
+        and does not say for whom, and where ranks share a GPU it has none for groups. Collective.
 
         arrivals, epoch  uint64 zeros: n_ranks symmetric ones, and a local one
         """
@@ -363,7 +387,7 @@ class NvshmemBackend:
     def free(self, raw):
         """Give back what ``allocate`` returned. Collective."""
         if self.slab is not None:
-            self._barrier_of_team()  # as NVSHMEM's own: all messages are delivered
+            self.barrier()  # as NVSHMEM's own: all messages are delivered
             self.stream.synchronize()
             self.slab.give_back(raw.data.ptr - self.slab.address)
             return
@@ -390,6 +414,8 @@ class NvshmemBackend:
         members, team = ranks, None
         if self.slab is not None:
             members, team = [self.ranks[rank] for rank in ranks], self.teams[TEAM_NODE]
+            if team == peers.NO_TEAM:
+                raise ValueError("ranks share a GPU, for which NVSHMEM has no teams")
         address = multicast.address(self._bindings, self.device, members, memory.ptr, team)
         offset = array.data.ptr - memory.ptr
         return self._view(address, memory.size, array, array.shape, array.dtype, array.strides, offset)
@@ -400,20 +426,16 @@ class NvshmemBackend:
             self._bounded_barrier(stream)
             return
         bounded_waits.check()
-        if self.slab is not None:
-            self._barrier_of_team(stream)
-            return
         if stream is None:
             stream = self.stream
-        elif stream is not self.stream:
+        if self.slab is not None:
+            self._bindings.barrier_on_stream(self.teams[TEAM_WORLD], address_of_stream(stream))
+            return
+        if stream is not self.stream:
             from cuda.core import Stream
 
             stream = Stream.from_handle(address_of_stream(stream))
         self._core.barrier_all(stream)
-
-    def _barrier_of_team(self, stream=None):
-        stream = self.stream if stream is None else stream
-        self._bindings.barrier_on_stream(self.teams[TEAM_WORLD], address_of_stream(stream))
 
     def follow(self, later, earlier):
         """What is enqueued on stream `later` from now on runs after what is on `earlier` now (None: the
@@ -573,9 +595,9 @@ class NvshmemBackend:
         """Leave NVSHMEM. Collective; no work may be running."""
         for group in self.groups:
             group.unload()
-        for raw in (self._probe, self._arrivals):
-            if raw is not None:
-                self.free(raw)
+        for buffer in self._buffers.values():  # those of groups, too: nvshmem4py calls what is left an error
+            self._core.free(buffer)
+        self._buffers.clear()
         self._probe = self._arrivals = self._bounded_barrier = None
         self.stream.__exit__()
         self._core.finalize()
@@ -583,6 +605,14 @@ class NvshmemBackend:
     def abandon(self):
         """Leave after a failure: put CuPy's stream back, but wait for nobody: NVSHMEM is left as it is."""
         self.stream.__exit__()
+
+
+def calls_teams(compiled):
+    """Whether a compiled kernel calls NVSHMEM's barriers, or other functions that take a team."""
+    return any(OF_TEAMS.search(str(module)) for module in compiled._codelibrary.modules)
+
+
+OF_TEAMS = re.compile("nvshmemx?_\\w*(barrier|sync|team|alltoall|broadcast|fcollect|reduce|mc_ptr)")
 
 
 def _checked(result):

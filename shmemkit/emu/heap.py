@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from shmemkit.support.agreement import ranks_text
 from shmemkit.support.settings import n_bytes
 
 from .device_arrays import address
@@ -126,6 +127,7 @@ class Heap:
         self.reserve = None  # (first, n_bytes): have this part of `memory`, or raise MemoryError
         self.freed = deque()  # those that were freed, whose memory nobody has got since; the oldest first
         self.whole = Slab(0, self.size, _heap_is_full)
+        self.groups = []  # (slab, PEs) of those that this PE is in
 
     def allocate(self, n_bytes, slab=None):
         """-> uint8 array of this PE, in `slab` (default: the whole heap). MemoryError when no gap is large
@@ -149,6 +151,7 @@ class Heap:
     def free_slab(self, made, slab):
         """Give back what ``new_slab`` has taken from `slab`, and all that was allocated of it."""
         slab.slabs.remove(made)
+        self.groups = [group for group in self.groups if not made.offset <= group[0].offset < made.end]
         for a in [a for a in self.allocations if made.offset <= a.offset < made.end]:
             self.allocations.remove(a)
         self.freed.append(Allocation(made.offset, made.size))  # after its arrays, whose lines reports name
@@ -228,5 +231,12 @@ class Heap:
                 f"the array {array.dtype} {array.shape} is not symmetric; it must be in the symmetric heap. "
                 "Allocate it with shmemkit.zeros, empty, full, array or signals"
             )
+        for slab, pes in self.groups:
+            if pe not in pes and slab.offset <= begin % self.size < slab.end:
+                raise ValueError(
+                    f"the array {array.dtype} {array.shape} is in the memory of the group of "
+                    f"{ranks_text(sorted(pes))}, and rank {pe} of the World is not in that. Kernels take the "
+                    "group's ranks with shmemkit.bind(..., group=group)"
+                )
         offset = begin % self.size + pe * self.size
         return np.ndarray.__new__(type(array), array.shape, array.dtype, self.memory, offset, array.strides)

@@ -339,7 +339,7 @@ class World(SymmetricMemory):
         Everything that takes a World takes a Group. See ``help(Group)``.
 
         TypeError or ValueError, on all ranks, for wrong arguments; MemoryError, on all ranks, when the heap
-        has no room.
+        has no room; RuntimeError, on all ranks, when NVSHMEM has no more teams (NVSHMEM_MAX_TEAMS).
         """
         self._check_alive("split")
 
@@ -397,12 +397,21 @@ class World(SymmetricMemory):
         group = None
         if color is None:
             comm.Free()
-            self._unused.add(number)
         else:
             ranks = [rank for _, rank in members]
-            group = Group(self, number, ranks, comm, slab, (number, colors.index(color)))
+            try:
+                group = Group(self, number, ranks, comm, slab, (number, colors.index(color)))
+            except RuntimeError as e:
+                error = e
+        refusals = self._gather_all(call, told(error))  # every rank of the group is ready
+        if group is None or any(refusals):
+            self._unused.add(number)
+        if group is not None and any(refusals):
+            group.backend.end_group()
+            group._forget()
+        raise_alike(error, refusals)
+        if group is not None:
             self._groups.append(group)
-        self._gather_all(call)  # every rank of the group is ready
         return group
 
     def group_of_node(self, heap: int | str = "64M") -> Group:
@@ -540,6 +549,9 @@ class World(SymmetricMemory):
         for allocation in self._allocations.values():
             self.backend.free(allocation.raw)
         self._allocations.clear()
+        for slab in self._slabs.values():  # of groups that the program has not ended
+            self.backend.free_slab(slab)
+        self._slabs.clear()
         if self._bounded_barrier is not None:
             self._bounded_barrier.close()
         try:

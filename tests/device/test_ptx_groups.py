@@ -9,6 +9,7 @@ from numba.cuda import types
 from ptx import compile_ptx, resources
 
 from shmemkit import device
+from shmemkit.backends import nvshmem
 from shmemkit.collectives import barrier
 from shmemkit.collectives.all_gather import push_2d as all_gather
 from shmemkit.collectives.all_to_all import push_2d as all_to_all
@@ -92,6 +93,8 @@ CALLS = [
     gather,
 ]
 
+TAKE_A_TEAM = [barrier_all, barrier_all_block, sync_all_warp, team, gather]
+
 
 def forms(kernel, argument_types=TYPES):
     """-> its PTX for the World and for groups"""
@@ -106,6 +109,7 @@ def test_what_calls_nvshmem_has_a_second_form(kernel):
     assert "nvshmem" in world and "nvshmem" in group
     assert TABLE not in world and TABLE in group
     assert not re.search("nvshmemx?_(barrier|sync)_all", group)
+    assert bool(nvshmem.OF_TEAMS.search(group)) == (kernel in TAKE_A_TEAM)
 
 
 def test_what_does_not_has_one():

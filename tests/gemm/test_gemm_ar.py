@@ -16,6 +16,7 @@ from numba import cuda, types
 
 import shmemkit as sk
 from shmemkit.device import padding, span
+from shmemkit.device.cuda.unroll import tuple_of
 from shmemkit.emu import DeadlockError, RaceError
 from shmemkit.gemm import all_reduce
 from shmemkit.gemm.all_reduce import ll128
@@ -350,18 +351,23 @@ def test_who_begins_with_his_own_has_other_bits(pes, mutate):
 # ---- the exchange alone, in all schedules
 
 
+def copies(n):
+    """-> ``of(number)``, for kernels: a tuple of it, n times; Numba repeats no tuple by *."""
+    return tuple_of(n, cuda.jit(device=True)(lambda _, number: number))
+
+
 def exchange(method, n_calls):
     """What one warp does with its rows of a tile, again and again."""
     shots, tile, n_ranks = 1 + METHODS.index(method), Tile(64, 32), sk.init().n_ranks
     take = ll128.exchanging(tile, "bfloat16", "bfloat16", n_ranks, shots).take
-    begin = ll128.beginning(n_ranks, shots)
+    begin, copies_of = ll128.beginning(n_ranks, shots), copies(16)
 
     @cuda.jit
     def kernel(number, call, lines, out):
         pieces = cuda.shared.array(2048, types.uint8)
         pieces = span(pieces, padding(pieces, 1024), 1024)
         given = begin(lines, 6, call, 1, out, 8)
-        take((number,) * 16, 0, (), 0, 0, 0, pieces, 0, cuda.threadIdx.x, given)
+        take(copies_of(number), 0, (), 0, 0, 0, pieces, 0, cuda.threadIdx.x, given)
 
     world = sk.current()
     lines = world.zeros((ll128.slot_words(6, n_ranks, shots),), "uint64", "lines")

@@ -13,7 +13,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from mutations import argument, condition, omit, omit_store, single_buffer, store
 from numba import cuda, types
-from test_gemm_ar import BFLOAT16, expected, given
+from test_gemm_ar import BFLOAT16, copies, expected, given
 
 import shmemkit as sk
 from shmemkit.device import padding, span
@@ -313,7 +313,7 @@ def exchange(op, n_calls, rooms=(2, 2, 2)):
     send = ll128.sending(tile, "bfloat16", n_ranks, everywhere, 1)
     finish = ll128.finishing(tile, "bfloat16", "bfloat16", n_ranks, everywhere, 1)
     begin, store = ll128.beginning(n_ranks, everywhere), fragment_store("bfloat16", 32)
-    tiles, number = 1 if everywhere else n_ranks, 3 + 8 * me
+    tiles, number, copies_of = 1 if everywhere else n_ranks, 3 + 8 * me, copies(8)
 
     @cuda.jit
     def kernel(room, call, lines, out):
@@ -322,7 +322,7 @@ def exchange(op, n_calls, rooms=(2, 2, 2)):
         extra = begin(lines, room, call, (), tiles, 1, 16, out, 4)
         for t in range(tiles):
             cuda.syncwarp()
-            store(part, 0, (np.float32(number + call + t),) * 8)
+            store(part, 0, copies_of(np.float32(number + call + t)))
             cuda.syncwarp()
             send(t, part, 0, lane, extra)
         for t in range(tiles):

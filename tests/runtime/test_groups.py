@@ -1,6 +1,7 @@
 """Groups of ranks on the emulator: how they are made and end, their memory, kernels that are bound for them,
 wrong orders of calls, and what is said when a member is missing."""
 
+import ctypes
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,9 @@ from numba import cuda
 import shmemkit as sk
 from shmemkit import device
 from shmemkit.backends import nvshmem
+from shmemkit.backends.emulator import EmulatorBackend
+from shmemkit.backends.single_comm import SingleComm
+from shmemkit.device.shmem import peers
 from shmemkit.emu import EmulatorError, UseAfterFreeError
 from shmemkit.runtime import gpu_timeline
 
@@ -279,35 +283,129 @@ def test_clocks_are_compared_with_the_ranks_of_the_group(pes, monkeypatch):
     pes(2).run(main)
 
 
-@pytest.mark.parametrize("bounded, more", [(True, 8 * 4 + nvshmem.ALIGNMENT), (False, 0)])
-def test_a_group_has_its_heap_and_that_of_its_bounded_barrier(bounded, more):
-    """On GPUs, with SHMEMKIT_TIMEOUT."""
+# ---- what the emulator has not: NVSHMEM's backend, with another one's NVSHMEM
+
+
+def backend_of(rank, n_ranks, shares_gpus=False, offsets=None):
+    """-> rank's NvshmemBackend, and what it asks of NVSHMEM"""
     backend, asked = nvshmem.NvshmemBackend.__new__(nvshmem.NvshmemBackend), []
-    backend.n_ranks, backend._bounds_barrier = 4, bounded
+
+    def team_init(team, config, mask, n, me):
+        asked.append(("team_init", n, me))
+        ctypes.c_int.from_address(team).value = 7
+
+    backend.rank, backend.n_ranks, backend.ranks = rank, n_ranks, range(n_ranks)
+    backend.offsets, backend.groups = offsets or [0] * n_ranks, []
+    backend.shares_gpus, backend._bounds_barrier = shares_gpus, False
+    backend._core = SimpleNamespace(
+        get_team_unique_id=lambda: SimpleNamespace(value=1),
+        free=lambda buffer: asked.append(("free", buffer)),
+        finalize=lambda: asked.append(("finalize",)),
+    )
+    backend._bindings = SimpleNamespace(
+        TeamConfig=lambda: SimpleNamespace(ptr=0),
+        team_config_dtype=np.dtype("V64"),
+        team_init=team_init,
+        team_destroy=lambda team: asked.append(("team_destroy", team)),
+    )
+    return backend, asked
+
+
+ALONE = SingleComm()
+
+
+def test_a_slab_has_room_for_the_groups_barrier():
+    backend, asked = backend_of(0, 4)
 
     def allocate(n_bytes):
         asked.append(n_bytes)
         return SimpleNamespace(data=SimpleNamespace(ptr=1 << 20), nbytes=n_bytes)
 
     backend.allocate = allocate
-    assert backend.new_slab(1).size == 1 + more and asked == [1 + more]
+    assert backend.new_slab(1).size == 1 + 8 * 4 + nvshmem.ALIGNMENT and len(asked) == 1
 
 
-def test_modules_of_groups_end_before_nvshmem():
-    """On GPUs, also of groups that the program never ended."""
-    backend, done = nvshmem.NvshmemBackend.__new__(nvshmem.NvshmemBackend), []
-    group = nvshmem.NvshmemBackend.__new__(nvshmem.NvshmemBackend)
-    module = SimpleNamespace(unload=lambda: done.append("unload"))
-    group._modules, backend.groups, backend._probe, backend._arrivals = (
-        {"kernel": module},
-        [group],
-        None,
-        None,
-    )
-    backend.stream = SimpleNamespace(__exit__=lambda: None)
-    backend._core = SimpleNamespace(finalize=lambda: done.append("finalize"))
+def test_teams_have_the_same_numbers_in_a_later_world():
+    """nvshmem4py's own list of teams refuses a number that it knows already."""
+    for _ in range(2):
+        backend, asked = backend_of(2, 4)
+        group = backend.group([2], ALONE, slab=object(), key=(1, 0))
+        group.set_local_size(1)
+        assert group.teams == dict.fromkeys(range(3), 7) and group._bounds_barrier
+        group.end_group()
+        assert asked == [("team_init", 1, 0), ("team_destroy", 7)]
+
+
+def test_ranks_that_share_a_gpu_ask_for_no_team():
+    """NVSHMEM would end the program."""
+    backend, asked = backend_of(2, 4, shares_gpus=True)
+    group = backend.group([2], ALONE, slab=object(), key=(1, 0))
+    group.set_local_size(1)
+    assert set(group.teams.values()) == {peers.NO_TEAM}
+    with pytest.raises(ValueError, match="ranks share a GPU, for which NVSHMEM has no teams"):
+        group.multicast_view(SimpleNamespace(data=SimpleNamespace(mem=None)), [0])
+    group.end_group()
+    assert asked == []
+    apart, _ = backend_of(0, 2, shares_gpus=True, offsets=[peers.UNREACHABLE, 0])
+    with pytest.raises(RuntimeError, match="rank 0 do not reach each other's memory, and ranks share a GPU"):
+        apart.group([0], ALONE, slab=object(), key=(1, 0))
+
+
+@pytest.mark.parametrize(
+    "function, takes_a_team",
+    [
+        ("nvshmem_barrier", True),
+        ("nvshmemx_sync_warp", True),
+        ("nvshmem_team_my_pe", True),
+        ("nvshmemx_float_sum_reduce_block", True),
+        ("nvshmem_int64_fcollect", True),
+        ("nvshmem_uint64_put", False),
+        ("nvshmemx_uint8_put_signal_nbi_block", False),
+        ("nvshmemx_signal_op", False),
+        ("nvshmem_uint64_atomic_add", False),
+        ("nvshmem_quiet", False),
+    ],
+)
+def test_kernels_that_take_teams_are_refused_where_there_are_none(function, takes_a_team):
+    backend, _ = backend_of(0, 1, shares_gpus=True)
+    group = backend.group([0], ALONE, slab=object(), key=(1, 0))
+    library = SimpleNamespace(modules=[f'declare void @"_ZN25{function}_nbst"()'])
+    compiled = type("Kernel", (), {"_codelibrary": library, "entry_name": "_ZN8__main__4stepE"})
+    assert nvshmem.calls_teams(compiled) == takes_a_team
+    if takes_a_team:
+        with pytest.raises(RuntimeError, match="kernel step calls NVSHMEM's barriers or teams for a group"):
+            group.load(compiled)
+
+
+def test_nvshmem_ends_after_the_modules_of_groups_and_all_memory():
+    """Also of groups that the program never ended."""
+    backend, asked = backend_of(0, 1)
+    group = backend.group([0], ALONE, slab=object(), key=(1, 0))
+    group._modules["kernel"] = SimpleNamespace(unload=lambda: asked.append(("unload",)))
+    backend.stream, backend._buffers = SimpleNamespace(__exit__=lambda: None), {1: "probe", 2: "slab"}
+    asked.clear()
     backend.finalize()
-    assert done == ["unload", "finalize"] and not group._modules
+    assert asked == [("unload",), ("free", "probe"), ("free", "slab"), ("finalize",)] and not group._modules
+
+
+def test_a_group_that_cannot_be_made(monkeypatch):
+    """All ranks raise, and can make others."""
+    make = EmulatorBackend.group
+
+    def group(self, ranks, comm, slab, key):
+        if ranks == [0, 2] and key == (1, 0):
+            raise RuntimeError("no team is left")
+        return make(self, ranks, comm, slab, key)
+
+    monkeypatch.setattr(EmulatorBackend, "group", group)
+
+    def main(world):
+        with pytest.raises(RuntimeError, match="no team is left"):
+            world.split(world.rank % 2, heap="100M")
+        for _ in range(20):  # the memory comes back, too
+            world.split(world.rank % 2, heap="100M").finalize()
+
+    spmd(4, main)
 
 
 # ---- kernels
@@ -393,6 +491,46 @@ def test_a_rank_that_the_group_has_not(pes):
 
     with pytest.raises(EmulatorError, match="rank is 2; it must be 0 to 1"):
         pes(4).run(main)
+
+
+@cuda.jit
+def send(x, rank):
+    device.put(x, x, rank)
+
+
+@pytest.mark.parametrize("kernel", [reach, send])
+def test_a_kernel_of_the_world_with_an_array_of_a_group(pes, kernel):
+    """It does not write into the memory of another group."""
+
+    def main():
+        with sk.init() as world:
+            group = world.split(world.rank // 2)
+            inner = group.split(0)  # memory of a group in that of another
+            x, y, z = inner.zeros(1), group.zeros(1), world.zeros(1)
+            for array in (x, y):
+                sk.bind(kernel, 1, 1, (array, world.rank ^ 1))()
+                world.synchronize()
+            sk.bind(kernel, 1, 1, (z, 0), group=group)()
+            inner.finalize()
+            world.host_barrier()
+            kernel[1, 1](y, 2)
+
+    with pytest.raises(
+        EmulatorError, match="memory of the group of ranks 0 and 1, and rank 2 of the World is"
+    ):
+        pes(4).run(main)
+
+
+def test_memory_comes_back_with_the_world():
+    """Of groups that the program has not ended."""
+
+    def main():
+        for _ in range(20):
+            with sk.init() as world:
+                x = world.split(world.rank % 2, heap="100M").zeros(1)
+                del x
+
+    sk.emu.run(main, 2)
 
 
 @cuda.jit
