@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
+from shmemkit.attention import flash_decode
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
@@ -333,3 +334,15 @@ def test_a_wrong_call():
 def test_within_a_budget(sms):
     """A block has parts of several sequences, and a sequence has several blocks."""
     check(Case([[40, 3], [0, 50]]), calls=2, sms=sms, races=True)
+
+
+@pytest.mark.parametrize("shared_bytes", [232448, 166912, 101376], ids=["9.0", "8.0", "8.9"])
+def test_blocks_fit_into_shared_memory(shared_bytes):
+    """Of each GPU, for any heads."""
+    for head_dim in flash_decode.HEAD_DIMS:
+        for group in range(1, flash_decode.ROWS + 1):
+            tile = flash_decode.tile_of(group, head_dim, shared_bytes)
+            static = tile.static_bytes(group, head_dim)
+            assert static <= 48 << 10
+            assert -(-static // 128) * 128 + tile.shared_bytes(head_dim) <= shared_bytes
+    assert flash_decode.tile_of(1, 128).warps == 8  # as measured
