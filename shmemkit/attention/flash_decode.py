@@ -837,7 +837,7 @@ class FlashDecode:
         cache = tuple(np.uint32(number) for number in (pages, max(1, size), *steps))
         scale = scale * (2 / cap if cap else 1) * LOG2_E
         q, out = q.reshape(-1), out.reshape(-1)
-        capacity = max(1, pages) * size
+        capacity = min(max(1, pages) * size, MOST_TOKENS)
         return self._method.bind(
             *(q, _flat(k), _flat(v), table, lengths, out, batch, cache, capacity, scale, cap * LOG2_E)
         )
@@ -896,6 +896,7 @@ class FlashDecode:
 
 WHO = FlashDecode.__name__
 OPTIONAL = ("block_table",)
+MOST_TOKENS = (1 << 31) - 1  # of a sequence: lengths are int32
 MOST_BYTES = (1 << 32) * PIECE - PIECE  # of k: pieces are counted in 32 bits
 
 
