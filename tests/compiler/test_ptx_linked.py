@@ -13,6 +13,7 @@ from shmemkit.gemm import block_scales, sm90
 from shmemkit.gemm.all_gather import push
 from shmemkit.gemm.all_gather import sm90 as ag_gemm
 from shmemkit.gemm.grouped import sm90 as grouped
+from shmemkit.moe import all_gather_gemm, gemm_reduce_scatter
 
 
 def moves_registers(name):
@@ -23,7 +24,7 @@ def moves_registers(name):
 
 KERNELS = [
     pytest.param(*entry[:2], moves_registers(name), id=f"{module.__name__.partition('.')[2]} {name}")
-    for module in (sm90, block_scales, grouped, ag_gemm, push)
+    for module in (sm90, block_scales, grouped, ag_gemm, push, all_gather_gemm, gemm_reduce_scatter)
     for name, entry in module.GPU_KERNELS.items()
 ]
 
