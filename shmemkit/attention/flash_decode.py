@@ -70,6 +70,7 @@ from shmemkit.device.cuda.mma import (
 from shmemkit.device.cuda.register_tuples import combine_parts, for_each_part, map_parts
 from shmemkit.device.cuda.unroll import chained, tuple_of
 from shmemkit.device.cuda.weighted_sums import four_words, weighted_sum
+from shmemkit.gemm import gpu_of
 from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
@@ -116,10 +117,26 @@ class Tile(NamedTuple):
         return self.warps * ROWS // self.together(kv_heads)
 
     def shared_bytes(self, head_dim):
+        """Of the rings: dynamic ones."""
         return self.warps * ROWS * self.stages * 4 * head_dim
 
+    def static_bytes(self, group, head_dim):
+        """Of the sums of the warps, and what belongs to them: `sums`, `tops` and `told` of the kernel."""
+        return self.warps * group * 4 * (head_dim + 2) + 4
 
-TILE, EMULATED_TILE = Tile(8, 3, 1), Tile(2, 2, 1, 2)
+
+TILES, EMULATED_TILE = (Tile(8, 3, 1), Tile(4, 5, 1), Tile(4, 3, 1), Tile(4, 2, 1)), Tile(2, 2, 1, 2)
+HOPPER_BYTES, ALIGNMENT = 232448, 128  # of shared memory that a block may have; where the rings begin
+
+
+def tile_of(group, head_dim, shared_bytes=HOPPER_BYTES):
+    """-> the first of TILES that fits into so much shared memory of a block, or the last one. Where many
+    heads of q share one of k, the sums of 8 warps take a quarter of it."""
+    for tile in TILES:
+        static = -(-tile.static_bytes(group, head_dim) // ALIGNMENT) * ALIGNMENT
+        if static + tile.shared_bytes(head_dim) <= shared_bytes:
+            return tile
+    return TILES[-1]
 
 
 def inline(function):
@@ -529,7 +546,7 @@ def decode_kernel(n, kv_heads, group, head_dim, dtype, form, tile):
         arrivals   uint32, of each unit, zeros at first
         grid       one-dimensional; dynamic shared memory: Tile.shared_bytes
         """
-        shared = cuda.shared.array(0, types.uint16, alignment=128)
+        shared = cuda.shared.array(0, types.uint16, alignment=ALIGNMENT)
         sums, tops = cuda.shared.array(n_sums, f32), cuda.shared.array(n_tops, f32)
         told = cuda.shared.array(1, u32)
         griddepcontrol_wait(q, k, v, lengths, symm_at(packets[0][0], 0), arrivals)
@@ -642,8 +659,8 @@ class _Decode(PacketMethod):
         self.check_ranks()
         world, heads = self.world, kv_heads * group
         self.packets = packets_of(self, max_batch, heads, head_dim, "float32", form)
-        emulated = world.backend.name == "emulator"
-        self.tile = EMULATED_TILE if emulated else TILE
+        fits = tile_of(group, head_dim, gpu_of(world).shared_bytes)
+        self.tile = EMULATED_TILE if world.backend.name == "emulator" else fits
         self.threads, self.shared = 32 * self.tile.warps, self.tile.shared_bytes(head_dim)
         self.kv_heads, self.together = kv_heads, self.tile.together(kv_heads)
         self.units, rows = max_batch * kv_heads // self.together, self.together * group
@@ -822,7 +839,7 @@ class FlashDecode:
         cache = tuple(np.uint32(number) for number in (pages, max(1, size), *steps))
         scale = scale * (2 / cap if cap else 1) * LOG2_E
         q, out = q.reshape(-1), out.reshape(-1)
-        capacity = max(1, pages) * size
+        capacity = min(max(1, pages) * size, MOST_TOKENS)
         return self._method.bind(
             *(q, _flat(k), _flat(v), table, lengths, out, batch, cache, capacity, scale, cap * LOG2_E)
         )
@@ -881,6 +898,7 @@ class FlashDecode:
 
 WHO = FlashDecode.__name__
 OPTIONAL = ("block_table",)
+MOST_TOKENS = (1 << 31) - 1  # of a sequence: lengths are int32
 MOST_BYTES = (1 << 32) * PIECE - PIECE  # of k: pieces are counted in 32 bits
 
 
@@ -905,7 +923,7 @@ _types = (
     *(_pieces, _float32, types.Array(types.uint32, 1, "C"), PACKETS),
 )
 GPU_KERNELS = {
-    f"[{', '.join(map(str, of))}]": (decode_kernel(*of, TILE), _types)
+    f"[{', '.join(map(str, of))}]": (decode_kernel(*of, tile_of(*of[2:4])), _types)
     for of in (
         (2, 12, 1, 128, "float16", "all_gather"),
         (2, 8, 8, 128, "bfloat16", "all_gather"),

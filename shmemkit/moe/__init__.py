@@ -321,10 +321,7 @@ class ExpertParallel:
             shape, dtype = (known, self.sizes.hidden), self.sizes.dtype
             out = new_output(y, shape, dtype, world.xp, stream, world.backend.follow)
         run, arrays = self._planned("combine" if weighted else "sum", y=rows, out=out)
-        tokens = arrays["out"].shape[0]
-        if tokens != known and known is not None and not captured:
-            last = "the last dispatch" if handle is None else "the handle"
-            raise ValueError(f"ExpertParallel: out has {tokens} tokens; it must have {known}, as {last}")
+        self._check_tokens(arrays["out"], known, captured, handle)
         self._run(run, stream, waits, handle)
         return out
 
@@ -352,17 +349,19 @@ class ExpertParallel:
         if self._ragged is None:
             raise ValueError("ExpertParallel: combine_weights() needs max_rows, which is None. Give max_rows")
         stream, waits = call_on(world, stream, values, out)
-        given, known = with_shape("ExpertParallel", "values", values, world.xp), self._tokens
+        given = with_shape("ExpertParallel", "values", values, world.xp)
+        known, captured = self._tokens, self._captured
         if handle is not None:
             self._check_handle(handle)
-            known = handle.tokens
+            known, captured = handle.tokens, False
         if known is None:
             raise ValueError("ExpertParallel: combine_weights() before any dispatch; call dispatch first")
         if out is None:
             shape = known, self.sizes.top_k
             new: Any = new_output(values, shape, np.dtype("float32"), world.xp, stream, world.backend.follow)
             out = new
-        run, _ = self._planned("weights", values=given, out=out)
+        run, arrays = self._planned("weights", values=given, out=out)
+        self._check_tokens(arrays["out"], known, captured, handle)
         self._run(run, stream, waits, handle)
         return cast(Any, out)
 
@@ -508,6 +507,13 @@ class ExpertParallel:
         at, to = map(self.world.backend.address, (array, other))
         if array.nbytes and other.nbytes and at < to + other.nbytes and to < at + array.nbytes:
             raise ValueError(f"ExpertParallel: {name} and {other_name} overlap; they must lie apart")
+
+    @staticmethod
+    def _check_tokens(out, known, captured, handle):
+        tokens = out.shape[0]
+        if tokens != known and known is not None and not captured:
+            last = "the last dispatch" if handle is None else "the handle"
+            raise ValueError(f"ExpertParallel: out has {tokens} tokens; it must have {known}, as {last}")
 
     def _check_handle(self, handle):
         if not isinstance(handle, Handle) or handle.ragged is not self._ragged:

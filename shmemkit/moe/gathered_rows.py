@@ -68,7 +68,7 @@ UNTRIED = "it has not been tried on GPUs yet"  # so "auto" does not take it
 WARPS = BESIDE  # that copy rows
 AT_ONCE = 4  # rows that a warp copies with one instruction
 UNIT = 8  # elements of 16 bytes
-REGISTERS = 56, 224  # as of sm90.py: the warps that copy keep where their rows are
+REGISTERS = 104, 200  # as of sm90.py: the warps that copy keep where their rows are; with 88 they spill
 
 
 class Rows(NamedTuple):

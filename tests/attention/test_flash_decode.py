@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
+from shmemkit.attention import flash_decode
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
@@ -333,3 +334,29 @@ def test_a_wrong_call():
 def test_within_a_budget(sms):
     """A block has parts of several sequences, and a sequence has several blocks."""
     check(Case([[40, 3], [0, 50]]), calls=2, sms=sms, races=True)
+
+
+@pytest.mark.parametrize("shared_bytes", [232448, 166912, 101376], ids=["9.0", "8.0", "8.9"])
+def test_blocks_fit_into_shared_memory(shared_bytes):
+    """Of each GPU, for any heads."""
+    for head_dim in flash_decode.HEAD_DIMS:
+        for group in range(1, flash_decode.ROWS + 1):
+            tile = flash_decode.tile_of(group, head_dim, shared_bytes)
+            static = tile.static_bytes(group, head_dim)
+            assert static <= 48 << 10
+            assert -(-static // 128) * 128 + tile.shared_bytes(head_dim) <= shared_bytes
+    assert flash_decode.tile_of(1, 128).warps == 8  # as measured
+
+
+def test_a_block_table_of_more_room_than_lengths_can_say():
+    """2**31 tokens: as a table has whose width is that of the longest sequence that a server allows."""
+    case = Case([[3]], 1)
+
+    def main(world):
+        op = sk.FlashDecode(world, 1, 1, 1, 64)
+        k, v = np.zeros((2, 1, 1 << 12, 1, 64), case.dtype)
+        k[0, :3], v[0, :3] = case.k[0, 0], case.v[0, 0]
+        return op(case.q, k, v, case.lengths[0], np.zeros((1, 1 << 19), "int32"))
+
+    (found,) = spmd(1, main)
+    np.testing.assert_allclose(found.astype("float64"), case.expected(), rtol=2e-2, atol=2e-2)

@@ -354,6 +354,26 @@ def test_graphs(pes, few_blocks):
 
 
 @pytest.mark.parametrize("max_rows", [None, 12])
+def test_out_of_fewer_tokens_after_a_capture(pes, few_blocks, max_rows):
+    """The host does not know the last dispatch then; nothing is written behind the end of out."""
+
+    def main():
+        world = sk.init()
+        ep = sk.ExpertParallel(world, 6, HIDDEN, 2, 2, "float32", max_rows=max_rows)
+        x, experts = np.ones((6, HIDDEN), "float32"), np.tile(np.arange(2), (6, 1))
+        ep.dispatch(x, experts)
+        world.stream.begin_capture()
+        ep.dispatch(x, experts)
+        world.stream.end_capture()
+        memory = np.full((6, HIDDEN), 77, "float32")
+        ep.combine(ep.received.rows, memory[:4])
+        world.synchronize()
+        assert (memory[:4] == 2).all() and (memory[4:] == 77).all()
+
+    pes(1).run(main)
+
+
+@pytest.mark.parametrize("max_rows", [None, 12])
 def test_sms_bound_the_blocks(pes, monkeypatch, max_rows):
     grids, launch = [], Method.launch
 
@@ -403,6 +423,18 @@ def test_wrong_calls(pes):
             (ep.dispatch, (x, experts), {"handle": handle}, "experts and weights must be None"),
             (ep.dispatch, (x[:2],), {"handle": handle}, "x has 2 tokens; it must have 3, as the handle"),
             (ep.combine, (y, x[:2]), {"handle": handle}, "out has 2 tokens; it must have 3, as the handle"),
+            (
+                ep.combine_weights,
+                (y.ravel()[:16], x[:2, :2].copy()),
+                {},
+                "out has 2 tokens; it must have 3, as the last",
+            ),
+            (
+                ep.combine_weights,
+                (y.ravel()[:16], x[:2, :2].copy()),
+                {"handle": handle},
+                "must have 3, as the handle",
+            ),
             (ep.combine, (y[:8], x), {}, r"y is float32 \(8, 8\)"),
             (ep.keep, (3,), {}, "handle is 3; it must be one"),
         ]:

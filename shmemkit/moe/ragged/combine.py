@@ -146,7 +146,8 @@ def combine_kernel(dtype):
                     notify(span(full, me * n_groups + g, 1), k, epoch, "set", "sys")  # 2
                 q += senders
         else:
-            tokens, g = int64(tokens_of[me]), int64(b - senders)
+            # After a capture, `out` may be of another dispatch: nothing is written behind its end.
+            tokens, g = min(int64(tokens_of[me]), quotient(out.size, words)), int64(b - senders)
             while g * group < tokens:
                 k = i
                 while k < n:
