@@ -63,7 +63,7 @@ class Ring:
         threads = THREADS_EMULATED if self.world.backend.name == "emulator" else THREADS
         kernel = getattr(kernels, f"{method}_kernel")
         signals = (self.signals,) if method == "put_signal" else ()
-        return bind(kernel, blocks, threads, (dst, src, *signals, self.next, chunk)), blocks
+        return bind(kernel, blocks, threads, (dst, src, *signals, self.next, chunk), group=self.world), blocks
 
     def _copy(self, there, src):
         if self.world.backend.name == "emulator":
@@ -130,9 +130,9 @@ def latency(world, timer, method):
         if not paired:
             return None
         if method == "put_signal":
-            return bind(kernels.put_signal_latency_kernel, 1, 1, (dst, src, *args))
+            return bind(kernels.put_signal_latency_kernel, 1, 1, (dst, src, *args), group=world)
         world.peer_view(signal, partner)  # refuses what cannot be reached
-        return bind(kernels.notify_kernel, 1, 1, args)
+        return bind(kernels.notify_kernel, 1, 1, args, group=world)
 
     us, note = None, ""
     try:

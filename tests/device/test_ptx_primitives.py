@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from emulated import untyped
 from fast import slow
 from numba import cuda
 from numba.core.errors import TypingError
@@ -556,6 +557,7 @@ def test_errors_say_what_was_given_and_what_is_allowed():
         assert message in misuse(call, signals, value)
 
 
+@untyped  # Numba would come first
 def test_the_emulator_says_the_same():
     calls = [
         lambda s, f: sk.wait(s, 1, "cta", "acquire", 1),
