@@ -19,7 +19,7 @@ import time
 import shmemkit as sk
 from numba import cuda
 from shmemkit.support import progress
-progress.AFTER = 0.5
+progress.AFTER, progress.INTERVAL = 0.5, 0.05
 """
 
 
@@ -73,7 +73,7 @@ def test_an_exploration_counts_its_schedules():
         *python("""
         def main():
             sk.init()
-            time.sleep(0.15)
+            time.sleep(0.3)  # some looks
             print("a line of main")
         found = sk.emu.explore(main, 2, seeds=range(4), deliveries="eager")
         print(found.runs, flush=True)
