@@ -116,7 +116,7 @@ def test_several_parts_and_chunks(pes, small_chunks, name, method, n_pes, dtype,
 
 
 @pytest.mark.slow
-@ways()
+@ways(lambda *way: way in fewest(WAYS))
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes, sizes", [(5, [9, 0, 130, 1]), (16, [33])])
 def test_many_ranks(pes, small_chunks, name, method, n_pes, sizes):

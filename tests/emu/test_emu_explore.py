@@ -470,7 +470,7 @@ SENDS = ["store", "load", "fetch", "cas", "add", "set signal", "add signal", "fe
 
 @pytest.mark.slow
 @untyped
-@examples(40)
+@examples(12)
 @given(st.data(), st.integers(2, 3), st.sampled_from(["eager", "ordered", "unordered"]))
 def test_each_schedule_that_differs_is_run_once(data, n, delivery):
     kinds = data.draw(st.lists(st.sampled_from(SENDS), min_size=1, max_size=3, unique=True))
