@@ -35,7 +35,7 @@ def test_every_method_on_groups(name, method):
             return group.n_ranks, made_on(group, name, method)
 
     for n, refusal in sk.emu.run(main, 5, races=True, delivery="unordered", seed=0):
-        if refusal is not None:  # as a World of so many ranks
+        if refusal is not None:  # a World of that many ranks must refuse alike
             (alone, *_) = sk.emu.run(lambda: made_on(sk.init(), name, method), n)
             assert refusal == alone
 
