@@ -259,8 +259,9 @@ def asm(text, returns=types.void, args=(), since=(0, 0), pure=False, tied=False,
     """A function of a kernel that is the PTX `text`, run where it is called: no compiler removes, repeats
     or moves it, nor any memory access across it, unless it is `pure`, and computes only.
 
-    returns   a numba type, or a UniTuple of one for several results
-    args      numba types, or UniTuples of them; what the caller passes is converted to them
+    returns   a numba type, or a UniTuple of one for several results; or of UniTuples
+    args      numba types, or likewise UniTuples; what the caller passes is converted to them. Each element
+              of a tuple is an operand
     since     compute capability; kernels for earlier ones are compiled without it (it returns nothing then)
     tied      the first of `args` has the type of the results, and their registers
     together  all threads of a warp run it; `pure` or not, it is moved into no branch (what is not pure never
@@ -268,7 +269,20 @@ def asm(text, returns=types.void, args=(), since=(0, 0), pure=False, tied=False,
     """
 
     def parts(kind):
-        return list(kind) if isinstance(kind, types.UniTuple) else [kind] if kind != types.void else []
+        if isinstance(kind, types.UniTuple):
+            return [part for element in kind for part in parts(element)]
+        return [kind] if kind != types.void else []
+
+    def unpacked(builder, kind, value):
+        if not isinstance(kind, types.UniTuple):
+            return [value]
+        elements = zip(kind, cgutils.unpack_tuple(builder, value), strict=True)
+        return [part for element, inner in elements for part in unpacked(builder, element, inner)]
+
+    def packed(builder, kind, values):
+        if not isinstance(kind, types.UniTuple):
+            return next(values)
+        return cgutils.pack_array(builder, [packed(builder, element, values) for element in kind])
 
     results = parts(returns)
     constraints = ["=" + _letter(t) for t in results]
@@ -282,13 +296,7 @@ def asm(text, returns=types.void, args=(), since=(0, 0), pure=False, tied=False,
         if targetconfig.ConfigStack().top().compute_capability < since:
             return context.get_dummy_value()
         given = zip(args, values, strict=True)
-        values = [
-            part
-            for kind, value in given
-            for part in (
-                cgutils.unpack_tuple(builder, value) if isinstance(kind, types.UniTuple) else [value]
-            )
-        ]
+        values = [part for kind, value in given for part in unpacked(builder, kind, value)]
         llvm = [context.get_value_type(t) for t in results]
         result = llvm[0] if len(llvm) == 1 else ir.LiteralStructType(llvm) if llvm else ir.VoidType()
         kind = ir.FunctionType(result, [v.type for v in values])
@@ -296,11 +304,9 @@ def asm(text, returns=types.void, args=(), since=(0, 0), pure=False, tied=False,
         out = builder.call(snippet, values, attrs=attributes)
         if not results:
             return context.get_dummy_value()
-        if not isinstance(returns, types.UniTuple):
-            return out
         if len(results) == 1:
-            return cgutils.pack_array(builder, [out])
-        return cgutils.pack_array(builder, [builder.extract_value(out, i) for i in range(len(results))])
+            return packed(builder, returns, iter([out]))
+        return packed(builder, returns, (builder.extract_value(out, i) for i in range(len(results))))
 
     def definition(typing_context, *given):
         return returns(*args), codegen

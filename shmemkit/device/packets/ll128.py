@@ -43,7 +43,7 @@ from ..argument_checks import (
     not_literal,
 )
 from ..cuda.array_words import load_word, n_words, store_word
-from ..cuda.unroll import folded, for_each, mapped, tuple_of
+from ..cuda.unroll import chained, mapped, tuple_of
 from ..emulator import current_thread, from_scalar, group_thread
 from ..shmem import bounded_waits
 from ..shmem.peers import offset_of
@@ -249,16 +249,40 @@ def _together(thread, name, value, function):
 
 # ---- on the GPU: pieces are counted in 32 bits, for fewer instructions
 
-_store_line = asm(
-    "st.relaxed.sys.global.v2.b64 [$0], {$1, $2};",
-    types.void,
-    (types.uint64, types.uint64, types.uint64),
-)
-_load_line = asm(
-    "ld.relaxed.sys.global.v2.b64 {$0, $1}, [$2];",
-    types.UniTuple(types.uint64, 2),
-    (types.uint64,),
-)
+_PAIR = types.UniTuple(types.uint64, 2)
+
+
+@functools.cache
+def _store_lines(n):
+    """``store(places, words, flag)``: a tile to each of `n` places. What a line needs is inside the assembly:
+    the warp is together, and eight threads store a line by one instruction, whatever a compiler makes of the
+    code around it (docs/protocols.md, whole lines)."""
+    head = "bar.warp.sync 0xffffffff; mov.u32 l, %laneid; and.b32 l, l, 7; setp.eq.u32 last, l, 7; "
+    stores = [
+        f"selp.b64 high, ${3 * n}, ${n + 2 * k + 1}, last; "
+        f"st.relaxed.sys.global.v2.b64 [${k}], {{${n + 2 * k}, high}}; "
+        for k in range(n)
+    ]
+    return asm(
+        "{ .reg .pred last; .reg .b32 l; .reg .b64 high; " + head + "".join(stores) + "}",
+        types.void,
+        (types.UniTuple(types.uint64, n), types.UniTuple(_PAIR, n), types.uint64),
+    )
+
+
+@functools.cache
+def _load_lines(n):
+    """``load(addresses)``: the thread's words of `n` tiles, likewise."""
+    loads = [
+        f"ld.relaxed.sys.global.v2.b64 {{${2 * k}, ${2 * k + 1}}}, [${2 * n + k}]; " for k in range(n)
+    ]
+    return asm(
+        "bar.warp.sync 0xffffffff; " + "".join(loads),
+        types.UniTuple(_PAIR, n),
+        (types.UniTuple(types.uint64, n),),
+    )
+
+
 device = cuda.jit(device=True)
 _load_16, _store_16, _store_8 = load_bytes(16), store_bytes(16), store_bytes(8)
 _stopped = bounded_waits.warp_stopped  # of a warp: a line is stored whole, or not
@@ -359,24 +383,16 @@ def _place(pe, address):
     return address + offset_of(pe)
 
 
-@device
-def _store_to(k, words, arguments):
-    places, flag = arguments
-    low, high = words
-    _store_line(places[k], low, types.uint64(flag) if _has_flag() else high)
-
-
 @gpu(ll128_store_tiles)
 def _(lines, row, i, tiles, flag):
     check_integer("ll128_store_tiles", row=row, i=i, flag=flag)
     first_word, armed = _first_word_of("ll128_store_tiles", lines), bounded_waits.armed()
-    places_of, store_each = tuple_of(len(tiles), _place), for_each(len(tiles), _store_to)
+    places_of, store = tuple_of(len(tiles), _place), _store_lines(len(tiles))
 
     def impl(lines, row, i, tiles, flag):
         if not (armed and _stopped()):
-            places = places_of(_address(i, lines, first_word(lines, row)))  # while the data are on their way
-            cuda.syncwarp()  # a line is one instruction of eight threads
-            store_each(tiles, (places, types.uint32(flag)))
+            places = places_of(_address(i, lines, first_word(lines, row)))
+            store(places, tiles, types.uint64(types.uint32(flag)))
 
     return impl
 
@@ -385,29 +401,22 @@ def _(lines, row, i, tiles, flag):
 def _(lines, i, words, flag, pe):
     check_integer("ll128_store_tile", i=i, flag=flag, pe=pe)
     check_lines("ll128_store_tile", lines)
-    armed = bounded_waits.armed()
+    armed, store = bounded_waits.armed(), _store_lines(1)
 
     def impl(lines, i, words, flag, pe):
         if not (armed and _stopped()):
-            place = _place(pe, _address(i, lines))
-            cuda.syncwarp()
-            _store_to(0, words, ((place,), types.uint32(flag)))
+            store((_place(pe, _address(i, lines)),), (words,), types.uint64(types.uint32(flag)))
 
     return impl
 
 
 @device
-def _look(address, flag):
-    tile = _load_line(address)
-    seen = types.uint32(tile[1])
-    return (tile,), seen != flag, address, seen
-
-
-@device
-def _look_further(before, address, flag):
-    tiles, late, at, seen = before
-    (tile,), is_late, here, found = _look(address, flag)
-    return tiles + (tile,), late | is_late, at if seen != flag else here, seen if seen != flag else found
+def _look(k, tile, state):
+    late, at, seen, addresses, flag = state
+    found = types.uint32(tile[1])
+    if found != flag and seen == flag:
+        at, seen = addresses[k], found
+    return late | (found != flag), at, seen, addresses, flag
 
 
 @functools.cache
@@ -415,7 +424,8 @@ def arriving(n, primitive, armed, recorded):
     """``arrived(addresses, flag)``: the thread's words of `n` tiles, when all threads of the warp see their
     flags; in an armed kernel what is there when its time is up. They poll together: threads without flags
     must not be ahead of those that have them, and a vote orders no memory."""
-    look, over = folded(n, _look, _look_further), bounded_waits.overdue(primitive, types.uint32, "eq")
+    load, look = _load_lines(n), chained(n, _look)
+    over = bounded_waits.overdue(primitive, types.uint32, "eq")
     first_look, every, clock = bounded_waits.FIRST, bounded_waits.EVERY, bounded_waits.clock
     waited = bounded_waits.ended(primitive)
 
@@ -423,8 +433,8 @@ def arriving(n, primitive, armed, recorded):
     def arrived(addresses, flag):
         left, since = first_look, types.uint64(0)
         while True:
-            cuda.syncwarp()
-            tiles, late, at, seen = look(addresses, flag)
+            tiles = load(addresses)
+            late, at, seen, _, _ = look(tiles, (False, addresses[0], flag, addresses, flag))
             late = _has_flag() & late
             if not cuda.any_sync(0xFFFFFFFF, late):
                 if armed:
