@@ -12,7 +12,8 @@ class Code:
     def __init__(self, ptx):
         body = ptx[ptx.index("{", ptx.index(".entry")) :]
         lines = (re.sub(r"//.*", "", line).strip() for line in body.splitlines()[1:])
-        self.steps = [line for line in lines if line and line[0] not in ".}"]
+        parts = (part for line in lines for part in (_accesses(line) if "bar.warp.sync" in line else [line]))
+        self.steps = [part for part in parts if part and part[0] not in ".}"]
         self.votes = set()  # predicates that are the same for the whole warp
         for step in self.steps:
             made = re.match(r"(vote\.sync)\.\w+\.pred\s+(%p\d+)|not\.pred\s+(%p\d+), (%p\d+)", step)
@@ -56,6 +57,11 @@ class Code:
             if not re.match(r"bra|ret", self.steps[i]):
                 ways.append(i + 1)
         return False
+
+
+def _accesses(line):
+    """The instructions of an inline assembly that brings a warp together and has it access lines."""
+    return [part.strip(" ") + ";" for part in line.strip("{} ").split(";") if part.strip()]
 
 
 def is_lean(ptx):

@@ -36,10 +36,13 @@ class Gpu:
 
     def run(self, ptx, *given):
         """What the instructions `ptx` do with their arguments. -> their result"""
+        if given and isinstance(given[0], tuple):  # the same access to several addresses
+            words, bits = map(int, LOAD.search(ptx).groups()[:2])
+            return tuple(self.read_words(int(at), words, bits // 8) for at in given[0])
         if found := LOAD.search(ptx):
             vector, bits, n_results = int(found[1] or 1), int(found[2]), int(found[3])
             size = vector * bits // 8 // n_results
-            results = tuple(self.read_memory(int(given[0]) + i * size, size) for i in range(n_results))
+            results = self.read_words(int(given[0]), n_results, size)
             return results if n_results > 1 else results[0]
         if found := STORE.search(ptx):
             address, *values = map(int, given)
@@ -61,6 +64,9 @@ class Gpu:
         if ptx.startswith("ld.const"):
             return np.uint64(self.constant(int(given[0])))
         raise NotImplementedError(ptx)
+
+    def read_words(self, address, n, size):
+        return tuple(self.read_memory(address + i * size, size) for i in range(n))
 
     def read_memory(self, address, size):
         return np.frombuffer(self.at(address, size), f"u{size}")[0]

@@ -58,8 +58,7 @@ def in_rows(lines, x, flag):
     ids=["stores", "loads", "passes_on", "in_rows"],
 )
 def test_lines_are_stored_and_loaded_by_whole_warps(kernel, n_dims, n_loads, n_stores, dtype, armed, cc):
-    """Stores follow a syncwarp immediately: threads that have a flag take their own way to the data. Loads
-    follow one at first, and again when a vote says that a flag is not there."""
+    """Accesses follow a barrier of the warp immediately, and one another."""
     with arming() if armed else contextlib.nullcontext():
         ptx = compile_ptx(kernel, (types.Array(types.uint64, n_dims, "C"), array(dtype), types.uint64), cc)
     assert is_lean(ptx)
@@ -69,7 +68,6 @@ def test_lines_are_stored_and_loaded_by_whole_warps(kernel, n_dims, n_loads, n_s
     assert len(code.all(LOAD)) == n_loads and len(code.all(STORE)) == n_stores
     for i in (*code.all(LOAD), *code.all(STORE)):
         assert code.are_together(i), code.steps[i]
-    for i in code.all(STORE):
         meeting = max(k for k in code.all(r"bar\.warp\.sync") if k < i)
         assert code.are_neighbours(meeting + 1, i), code.steps[meeting : i + 1]
 

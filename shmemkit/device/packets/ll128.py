@@ -273,9 +273,7 @@ def _store_lines(n):
 @functools.cache
 def _load_lines(n):
     """``load(addresses)``: the thread's words of `n` tiles, likewise."""
-    loads = [
-        f"ld.relaxed.sys.global.v2.b64 {{${2 * k}, ${2 * k + 1}}}, [${2 * n + k}]; " for k in range(n)
-    ]
+    loads = [f"ld.relaxed.sys.global.v2.b64 {{${2 * k}, ${2 * k + 1}}}, [${2 * n + k}]; " for k in range(n)]
     return asm(
         "bar.warp.sync 0xffffffff; " + "".join(loads),
         types.UniTuple(_PAIR, n),
