@@ -65,7 +65,7 @@ def test_lines_are_stored_and_loaded_by_whole_warps(kernel, n_dims, n_loads, n_s
     needed = resources(ptx, cc)
     assert (needed.spills, needed.stack) == (0, 0)
     code = Code(ptx)
-    assert len(code.all(LOAD)) == n_loads and len(code.all(STORE)) == n_stores
+    assert len(code.all(LOAD)) == 2 * n_loads and len(code.all(STORE)) == n_stores
     for i in (*code.all(LOAD), *code.all(STORE)):
         assert code.are_together(i), code.steps[i]
         meeting = max(k for k in code.all(r"bar\.warp\.sync") if k < i)

@@ -421,7 +421,8 @@ def _look(k, tile, state):
 def arriving(n, primitive, armed, recorded):
     """``arrived(addresses, flag)``: the thread's words of `n` tiles, when all threads of the warp see their
     flags; in an armed kernel what is there when its time is up. They poll together: threads without flags
-    must not be ahead of those that have them, and a vote orders no memory."""
+    must not be ahead of those that have them, and a vote orders no memory. Then they load once more: nothing
+    says that the 128 bytes of a line are loaded at one time."""
     load, look = _load_lines(n), chained(n, _look)
     over = bounded_waits.overdue(primitive, types.uint32, "eq")
     first_look, every, clock = bounded_waits.FIRST, bounded_waits.EVERY, bounded_waits.clock
@@ -437,7 +438,7 @@ def arriving(n, primitive, armed, recorded):
             if not cuda.any_sync(0xFFFFFFFF, late):
                 if armed:
                     waited(since, addresses[n - 1])
-                return tiles
+                return load(addresses)  # lines that came while they were loaded
             if armed:
                 left -= 1
                 if left == 0:
