@@ -285,7 +285,9 @@ def asm(text, returns=types.void, args=(), since=(0, 0), pure=False, tied=False,
         return cgutils.pack_array(builder, [packed(builder, element, values) for element in kind])
 
     results = parts(returns)
-    constraints = ["=" + _letter(t) for t in results]
+    # &: no result shares a register with an argument, which a later instruction of the text may still read
+    several = text.count(";") > 1 and not tied
+    constraints = [("=&" if several else "=") + _letter(t) for t in results]
     for i, kind in enumerate(args):
         constraints += map(str, range(len(results))) if tied and i == 0 else map(_letter, parts(kind))
     if not pure:

@@ -6,8 +6,8 @@ receiver polls the slot until it holds anything else, then resets it to the sent
 no flag, no fence and no second trip. A packet takes no byte more than its data; LL takes twice as many,
 LL128 16 / 15.
 
-A packet must arrive whole. PTX does not promise this: for PTX it is two words. NVLink delivers it as one
-request, a part of the 128 bytes that LL128 relies on.
+A packet must arrive whole: docs/protocols.md, whole packet. Kernels store and load it as a scalar of 128
+bits, which PTX keeps whole. That a copy engine keeps it whole over NVLink, no document says.
 
 The host draws 126 bits of the sentinel at random when it allocates the slots (``Transport.channel``). A
 packet that equals the sentinel would not be seen to arrive. For data that do not know it, the probability
@@ -203,13 +203,14 @@ def _check_empty(what, empty):
 
 device = cuda.jit(device=True)
 _load_16, _store_16 = load_bytes(16), store_bytes(16)
+# A scalar of 128 bits, which PTX keeps whole; of a vector, it may divide the elements.
 _store = asm(
-    "st.relaxed.sys.global.v2.b64 [$0], {$1, $2};",
+    "{ .reg .b128 packet; mov.b128 packet, {$1, $2}; st.relaxed.sys.global.b128 [$0], packet; }",
     types.void,
     (types.uint64, types.uint64, types.uint64),
 )
 _load = asm(
-    "ld.relaxed.sys.global.v2.b64 {$0, $1}, [$2];",
+    "{ .reg .b128 packet; ld.relaxed.sys.global.b128 packet, [$2]; mov.b128 {$0, $1}, packet; }",
     types.UniTuple(types.uint64, 2),
     (types.uint64,),
 )
