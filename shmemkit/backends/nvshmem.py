@@ -14,7 +14,7 @@ from shmemkit.device.cuda.timeline_records import host_call, modules
 from shmemkit.device.shmem import bounded_waits, peers
 from shmemkit.support import timeouts
 from shmemkit.support.agreement import by_text, check_equal, of_group, ranks_text
-from shmemkit.support.settings import switch
+from shmemkit.support.settings import listed, switch
 
 from . import multicast
 from .single_comm import SingleComm
@@ -25,6 +25,8 @@ ALIGNMENT = 256  # bytes; NVSHMEM itself aligns allocations to 512
 TEAM_WORLD, TEAM_SHARED, TEAM_NODE = range(3)  # NVSHMEM's numbers
 TEAM_CONFIG_VERSION, TEAM_CONFIG_UNIQUEID = 2 << 16, 2  # NVSHMEM's, of nvshmem_team_config_t
 MEMORY_OPERATIONS = 255  # of a stream, that the driver takes at once
+IN_ORDER = ((7, 0), (8, 0), (9, 0), (10, 0))
+"""Compute capabilities: between such GPUs, NVLink keeps 128-byte stores in order (docs/protocols.md)."""
 HINT = (
     "On a machine without a GPU use shmemkit.init(backend='emulator') or SHMEMKIT_BACKEND=emulator; "
     "'python -m shmemkit doctor' says what is missing."
@@ -283,8 +285,8 @@ class NvshmemBackend:
         return [offset != peers.UNREACHABLE for offset in self.offsets]
 
     def unreached(self, nvlink, ranks=None):
-        """-> why kernels here do not reach `ranks` (default: all) by loads and stores (with `nvlink`: over
-        NVLink, or within one GPU), or None."""
+        """-> why kernels here do not reach `ranks` (default: all) by loads and stores (with `nvlink`: by
+        lines of 128 bytes that arrive in order, over NVLink or within one GPU), or None."""
         mapped = self.mapped()
         ranks = range(len(mapped)) if ranks is None else ranks
         me = self.ranks[self.rank]
@@ -312,6 +314,13 @@ class NvshmemBackend:
                 devices = [_checked(driver.cuDeviceGet(number))[0] for number in (self.device, here[uuid])]
                 if not _checked(driver.cuDeviceGetP2PAttribute(atomics, *devices))[0]:  # PCIe has none
                     return f"no NVLink connects the GPUs of ranks {me} and {pe}"
+                mine, theirs = (_capability(driver, device) for device in devices)
+                if mine != theirs or mine not in IN_ORDER:
+                    return (
+                        f"the GPUs of ranks {me} and {pe} are of compute capability {_dotted(mine)} and "
+                        f"{_dotted(theirs)}; stores of 128 bytes are known to arrive in order between two of "
+                        f"the same, {listed(map(_dotted, IN_ORDER))}. Take a method that does not need NVLink"
+                    )
         return None
 
     def set_local_size(self, local_size):
@@ -638,6 +647,21 @@ def _count_devices():
     if count == 0:
         raise RuntimeError("the driver sees no GPU. Look at CUDA_VISIBLE_DEVICES")
     return count
+
+
+def _capability(driver, device):
+    kinds = driver.CUdevice_attribute
+    return tuple(
+        _checked(driver.cuDeviceGetAttribute(kind, device))[0]
+        for kind in (
+            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+    )
+
+
+def _dotted(capability):
+    return ".".join(map(str, capability))
 
 
 def _uuid(device):

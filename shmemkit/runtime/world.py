@@ -648,9 +648,11 @@ class World(SymmetricMemory):
 
     def check_reach(self, what: str, nvlink: bool = False, ranks: Iterable[int] | None = None) -> None:
         """Raise ValueError, on every rank, unless the kernels of each rank reach its `ranks` (default: all)
-        by loads and stores (with `nvlink`: over NVLink). Collective.
+        by loads and stores. Collective.
 
-        what  begins the message: the name of what needs them
+        what    begins the message: the name of what needs them
+        nvlink  so that lines of 128 bytes arrive in order: within one GPU, or over NVLink between GPUs of the
+                same compute capability, 7.0, 8.0, 9.0 or 10.0 (docs/protocols.md, whole line)
         """
         self._check_alive("check_reach")
         if ranks is not None:

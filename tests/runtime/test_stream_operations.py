@@ -206,6 +206,7 @@ class FakeDriver:
 
     def __init__(self, driver):
         self.real, self.asked, self.attribute = driver, [], 1
+        self.nvlink, self.capabilities = 1, [(9, 0), (9, 0)]  # of devices
 
     def __getattr__(self, name):
         return getattr(self.real, name)
@@ -238,7 +239,13 @@ class FakeDriver:
     def cuDeviceGet(self, number):
         return 0, number
 
+    def cuDeviceGetP2PAttribute(self, attribute, device, peer):
+        assert attribute.name == "CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED"
+        return 0, self.nvlink
+
     def cuDeviceGetAttribute(self, attribute, device):
+        if "COMPUTE_CAPABILITY" in attribute.name:
+            return 0, self.capabilities[device]["MINOR" in attribute.name]
         assert attribute.name == "CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS"
         return 0, self.attribute
 
@@ -313,6 +320,33 @@ def test_where_gpus_cannot_copy(driver, backend):
     assert "rank 5 cannot access the memory of rank 4" in backend.no_copies()
     assert "rank 5 cannot access the memory of rank 4" in backend.unreached(nvlink=False, ranks=[1, 0])
     assert backend.unreached(nvlink=False, ranks=[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("nvlink", "capabilities", "why"),
+    [
+        (1, [(9, 0), (9, 0)], None),
+        (1, [(7, 0), (7, 0)], None),
+        (1, [(10, 0), (10, 0)], None),
+        (0, [(9, 0), (9, 0)], "no NVLink connects the GPUs of ranks 5 and 4$"),
+        (
+            1,
+            [(8, 6), (8, 6)],
+            "are of compute capability 8.6 and 8.6; .* 7.0, 8.0, 9.0 or 10.0",
+        ),
+        (1, [(9, 0), (8, 0)], "ranks 5 and 4 are of compute capability 9.0 and 8.0"),
+    ],
+)
+def test_whose_lines_arrive_in_order(driver, backend, monkeypatch, nvlink, capabilities, why):
+    module = "shmemkit.backends.nvshmem"
+    monkeypatch.setattr(f"{module}._count_devices", lambda: 2)
+    monkeypatch.setattr(f"{module}._uuid", "GPU {}".format)
+    driver.nvlink, driver.capabilities = nvlink, capabilities
+    backend._uuids = ["GPU of others"] * 4 + ["GPU 1", "GPU 0"]
+    reason = backend.unreached(nvlink=True)
+    assert re.search(why, reason) if why else reason is None
+    assert backend.unreached(nvlink=True, ranks=[1]) is None, "within one GPU they do"
+    assert backend.unreached(nvlink=False) is None, "single words arrive whole everywhere"
 
 
 class Backend:
