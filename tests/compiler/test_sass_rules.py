@@ -1,0 +1,81 @@
+"""The rules for machine code find what breaks a lemma of docs/protocols.md, and accuse nothing else."""
+
+import re
+
+import pytest
+from sass_rules import RULES, broken, steps
+
+
+def sass(*lines):
+    """As nvdisasm prints it: labels begin with a dot."""
+    return "\n".join(
+        f"{line}:" if line.startswith(".") else f"        /*{16 * i:04x}*/               {line} ;"
+        for i, line in enumerate(lines)
+    )
+
+
+PRODUCTS = ("WARPGROUP.ARRIVE", "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24, UP0")
+LOAD = ("SYNCS.ARRIVE.TRANS64 RZ, [UR9], R8", ".L_x_1", "@P0 ELECT P2, URZ, PT", "UTMALDG.2D [UR8], [UR4]")
+LOOP = "@P0 BRA.U.ANY `(.L_x_1)"
+
+RIGHT = {
+    "a vote and a shuffle": ("WARPSYNC.ALL", "VOTE.ANY P0, P0", "@P0 BRA `(.L_x_2)", "SHFL.IDX PT, R1, R2"),
+    "what the warp decides together": ("@UP0 BAR.SYNC 0x0", "@!P1 STG.E.128 desc[UR4][R2.64], R4"),
+    "products of one group": (*PRODUCTS, "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"),
+    "a label to which nothing goes": (PRODUCTS[0], ".L_x_9", PRODUCTS[1]),
+    "a load": (*LOAD, LOOP),
+    "a store": (
+        "@P0 BRA `(.L_x_3)",
+        "UTMASTG.2D [UR8], [UR4]",
+        "UTMACMDFLUSH",
+        ".L_x_3",
+        "DEPBAR.LE SB0, 0x1",
+    ),
+}
+WRONG = {
+    "whole warp": [
+        ("@P0 SHFL.IDX PT, R1, R2, RZ, 0x1f",),
+        ("@!P3 VOTE.ANY P0, P0",),
+        ("@P1 HMMA.16816.F32 R4, R8, R2, R4",),
+    ],
+    "whole warpgroup": [
+        ("@P0 WARPGROUP.ARRIVE",),
+        ("@P2 USETMAXREG.DEALLOC.CTAPOOL 0x18",),
+        PRODUCTS[1:],
+        (PRODUCTS[0], "@P0 BRA `(.L_x_1)", PRODUCTS[1], ".L_x_1"),
+        (PRODUCTS[0], ".L_x_1", PRODUCTS[1], "@P0 BRA `(.L_x_1)"),
+    ],
+    "one elected thread": [
+        LOAD,  # once, whoever is there
+        (*LOAD[1:], LOOP),  # nobody has said how many bytes come
+        (LOAD[0], "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR9], R4", *LOAD[1:], LOOP),
+        ("UTMASTG.2D [UR8], [UR4]", "DEPBAR.LE SB0, 0x0"),
+        ("UBLKCP.G.S [UR18], [UR17], UR15", "EXIT"),
+    ],
+}
+
+
+@pytest.mark.parametrize("lines", RIGHT.values(), ids=RIGHT)
+def test_right(lines):
+    assert not broken(sass(*lines))
+
+
+@pytest.mark.parametrize(("lemma", "lines"), [(lemma, lines) for lemma in WRONG for lines in WRONG[lemma]])
+def test_wrong(lemma, lines):
+    assert list(broken(sass(*lines))) == [lemma]
+
+
+def test_every_rule_is_a_lemma(pytestconfig):
+    assert set(RULES) == set(WRONG)
+    page = (pytestconfig.rootpath / "docs" / "protocols.md").read_text()
+    assert set(RULES) <= {heading.lower() for heading in re.findall(r"^### (.*)$", page, re.M)}
+
+
+def test_steps():
+    code = steps(sass("@!P1 LDG.E R2, desc[UR4][R2.64]", "BRA `(.L_x_1)", ".L_x_1", ".L_x_2", "@UP0 EXIT"))
+    assert [(step.predicate, step.op) for step in code] == [
+        ("!P1", "LDG.E"),
+        ("", "BRA"),
+        ("", ":"),
+        ("UP0", "EXIT"),
+    ]
