@@ -24,6 +24,8 @@ All ranks combine in the same order: they get the same bits, in every run.
 No race: the double-buffer lemma (docs/protocols.md), of the rows of a batch entry: a call that has the entry
 sends all of its rows, and every rank sends rows of it to every other one. No deadlock: a kernel sends a row
 before it waits for that row or a later one, sending waits for nothing, and all blocks are resident.
+
+The machine code must keep (docs/protocols.md): whole packet, whole warp.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ sector of memory. Even and odd lanes exchange theirs of two such groups, so that
 32 bytes.
 
 Edges: operands are zero beyond their rows or K; nothing is stored beyond out's rows or columns.
+
+The machine code must keep (docs/protocols.md): whole warp.
 """
 
 import functools

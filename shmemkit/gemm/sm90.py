@@ -44,6 +44,8 @@ result is the same in every run.
 Edges: the TMA reads zeros beyond the operands. It needs rows of A, B and out (columns, for those stored by
 columns) that begin at multiples of 16 bytes. It writes whole 16 bytes, so rows of out have a multiple of
 that, and it writes nothing beyond out.
+
+The machine code must keep (docs/protocols.md): whole warpgroup, one elected thread.
 """
 
 import functools

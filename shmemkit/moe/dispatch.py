@@ -44,6 +44,8 @@ co-resident. The early start of the next launch (PDL) changes neither: its block
 this launch have ended their waits, and access no memory before this launch has ended. An object keeps at most
 half of each multiprocessor while it waits for other ranks: BLOCKS of THREADS with 64 registers. So two
 objects fit at once.
+
+The machine code must keep (docs/protocols.md): whole line, whole packet, whole warp.
 """
 
 from numba import cuda, int32, types, uint32, uint64

@@ -29,6 +29,8 @@ No deadlock: a warp that waits for the slot of slab i has arrived for the slabs 
 slab i - stages, and is handed back when the products of the slab after it have begun. As there are three
 slots or more, every warp arrives for that one before it waits. Step 1 waits for copies that wait for no
 kernel.
+
+The machine code must keep (docs/protocols.md): one elected thread.
 """
 
 import functools

@@ -1,5 +1,8 @@
 """Accumulators of `warpgroup_mma` in shared memory: as a matrix, swizzled as `tma_store` takes it; or packed,
-in the order of the threads, for others that have the same. Hopper and later."""
+in the order of the threads, for others that have the same. Hopper and later.
+
+The machine code must keep (docs/protocols.md): whole warp.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ Accumulators: a tuple of n / 2 float32 per thread. Of thread t, element 4 j + 2 
 ``t // 32 * 16 + t % 32 // 4 + 8 h``, column ``8 j + t % 4 * 2 + c``.
 
 PTX ISA: wgmma.mma_async, "Asynchronous Warpgroup Level Matrix Operations"; setmaxnreg.
+
+The machine code must keep (docs/protocols.md): whole warpgroup.
 """
 
 from __future__ import annotations

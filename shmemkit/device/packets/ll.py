@@ -14,6 +14,8 @@ after its receiver has read it. The kernel's protocol must provide for this, mos
 docs/protocols.md.
 
 NCCL has the same protocol under the same name; "Demystifying NCCL" (arXiv 2507.04786) describes it.
+
+The machine code must keep (docs/protocols.md): whole packet.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """LL128, the low-latency protocol for larger messages: lines of 128 bytes, 120 of data and a flag of 8.
 
 As LL (``ll.py``), but one flag for 15 words, so that 94 % of what is sent is data, not half. It relies on
-what LL does not need: that a line, stored by eight threads of a warp in one instruction, arrives in one
-piece, and is loaded so. Over NVLink, and within a GPU, it is; over PCIe or a network it may not be: see
-``World.check_reach``.
+what LL does not need: that a line, stored by eight threads of a warp in one instruction, arrives in order,
+and is loaded whole. What is known of that, and on which GPUs: docs/protocols.md, whole line.
+``World.check_reach`` refuses others, PCIe and networks.
 
 A warp has a tile, 480 bytes of an array, as two words in the registers of each thread. It stores a tile as
 four lines, to one rank or to all ranks in turn, and waits for several tiles at once. So data can be combined,
@@ -256,7 +256,7 @@ _PAIR = types.UniTuple(types.uint64, 2)
 def _store_lines(n):
     """``store(places, words, flag)``: a tile to each of `n` places. What a line needs is inside the assembly:
     the warp is together, and eight threads store a line by one instruction, whatever a compiler makes of the
-    code around it (docs/protocols.md, whole lines)."""
+    code around it (docs/protocols.md, whole line)."""
     head = "bar.warp.sync 0xffffffff; mov.u32 l, %laneid; and.b32 l, l, 7; setp.eq.u32 last, l, 7; "
     stores = [
         f"selp.b64 high, ${3 * n}, ${n + 2 * k + 1}, last; "

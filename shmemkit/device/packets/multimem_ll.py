@@ -5,6 +5,8 @@ PTX divides a vector of 16 bytes, two words, into four stores of 4 bytes. The re
 memory, at another address than the multicast one that was stored to. Like any poll of such memory,
 NVIDIA's own included, this relies on stores that become visible there eventually, without a fence. The
 flag vouches for its own word, and for nothing else.
+
+The machine code must keep (docs/protocols.md): whole packet.
 """
 
 from __future__ import annotations

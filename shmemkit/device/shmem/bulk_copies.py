@@ -3,6 +3,8 @@ shared memory, in overlapping chunks. They use the links better than stores of t
 instead of a block.
 
 PTX ISA: cp.async.bulk, mbarrier, "Async proxy".
+
+The machine code must keep (docs/protocols.md): one elected thread.
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ all rows, so a rank that ends an epoch has received rows of all others. Signals 
 epoch are not taken for those of another.
 
 No deadlock: senders wait for no rank. All blocks are co-resident.
+
+The machine code must keep (docs/protocols.md): one elected thread.
 """
 
 import functools

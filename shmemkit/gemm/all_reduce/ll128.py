@@ -51,6 +51,8 @@ earlier epoch, or 0, until the packet of this epoch comes.
 No deadlock: ascending-order progress (docs/protocols.md), for tiles. All parts of K of the first unfinished
 tile are computed, as all tiles before it are done. A block waits only with all parts of K of its rows, after
 it has sent them. Then all packets come and, of two shots, all sums, which need packets only.
+
+The machine code must keep (docs/protocols.md): whole line, whole warp.
 """
 
 import functools

@@ -92,6 +92,8 @@ Gathered  gathered[k, i], on every rank: the last epoch in which tile i of rank 
 so the kernel ends when all rows are here. Other ranks write out in an epoch only after they have this rank's
 parts of that epoch: all earlier work on its stream has ended then, and so have the readers of the previous
 result.
+
+The machine code must keep (docs/protocols.md): one elected thread, whole warp.
 """
 
 import functools
