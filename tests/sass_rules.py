@@ -22,13 +22,14 @@ class Step(NamedTuple):
 
 
 def steps(sass):
-    """-> the Steps of a kernel's SASS, as nvdisasm prints it; labels to which something goes"""
+    """-> the Steps of SASS, as nvdisasm prints it, or an instruction a line; labels to which something
+    goes"""
     found, goals = [], set(re.findall(r"`\((\.\w+)\)", sass))
     for line in sass.splitlines():
-        label = re.match(r"(\.\w+):", line)
-        if label and label[1] in goals:
-            found.append(Step(":", "", label[1]))
-        elif step := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@(!?\w+)\s+)?((\S+).*?)\s*;", line):
+        if label := re.match(r"(\.L\w*|function):", line):
+            if label[1] in (*goals, "function"):
+                found.append(Step(":", "", label[1]))
+        elif step := re.match(r"(?:\s+/\*[0-9a-f]{4,}\*/\s+)?(?:@(!?\w+) +)?(([A-Z][\w.]*).*?) *;?$", line):
             found.append(Step(step[3], step[1] or "", step[2]))
     return found
 

@@ -71,11 +71,10 @@ def test_every_rule_is_a_lemma(pytestconfig):
     assert set(RULES) <= {heading.lower() for heading in re.findall(r"^### (.*)$", page, re.M)}
 
 
-def test_steps():
-    code = steps(sass("@!P1 LDG.E R2, desc[UR4][R2.64]", "BRA `(.L_x_1)", ".L_x_1", ".L_x_2", "@UP0 EXIT"))
-    assert [(step.predicate, step.op) for step in code] == [
-        ("!P1", "LDG.E"),
-        ("", "BRA"),
-        ("", ":"),
-        ("UP0", "EXIT"),
-    ]
+@pytest.mark.parametrize("plain", [False, True])
+def test_steps(plain):
+    text = sass("@!P1 LDG.E R2, desc[UR4][R2.64]", "BRA `(.L_x_1)", ".L_x_1", ".L_x_2", "@UP0 EXIT")
+    if plain:
+        text = "function:\n" + re.sub(r"^ +/\*.*?\*/ +| ;$", "", text, flags=re.M)
+    code = [(step.predicate, step.op) for step in steps("\t.section .text\n//---\n" + text)]
+    assert code[plain:] == [("!P1", "LDG.E"), ("", "BRA"), ("", ":"), ("UP0", "EXIT")]
