@@ -8,7 +8,6 @@ import fnmatch
 import json
 import os
 import platform
-import random
 import sys
 import threading
 import time
@@ -64,10 +63,14 @@ def parse(arguments):
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-n", type=_positive, metavar="N", help="ranks; default: all GPUs, or 4 emulated ones")
-    text = 'by risk, until so many have passed: first what "auto" takes here, then each protocol, then the rest'
+    parser.add_argument(
+        "-n", type=_positive, metavar="N", help="ranks; default: all GPUs, or 4 emulated ones"
+    )
+    text = (
+        'by risk, until so many have passed: first what "auto" takes here, then each protocol, then the rest'
+    )
     parser.add_argument("--seconds", type=_seconds, metavar="S", help=text)
-    text = "only cases whose name has this, as 'AllReduce two_shot*'; --list names them"
+    text = "only the case of this name, or those whose names have it, as 'AllReduce two_shot*'; see --list"
     parser.add_argument("--only", default="", metavar="PATTERN", help=text)
     text = "random calls of all operations, mixed, without end, or until --seconds have passed"
     parser.add_argument("--soak", action="store_true", help=text)
@@ -185,9 +188,11 @@ class Check:
         self.begin, self.first = time.monotonic(), world.rank == 0
         self.results: list[dict[str, Any]] = []
         self.takes = set()  # what "auto" has been seen to take
-        # Of "auto" and of random choices alike on all ranks.
         self.all = cases(world)
-        self.cases = [case for case in self.all if _matches(options.only, case.name)]
+        self.cases = [case for case in self.all if case.name == options.only] or [
+            case for case in self.all if fnmatch.fnmatchcase(case.name, f"*{options.only}*")
+        ]
+        self.trials = Trials(world, options.seed, watch)
         self.gpus = world.host_allgather(world.backend.gpu_name)
 
     def run(self):
@@ -252,8 +257,13 @@ class Check:
         return bool(seconds) and self.world.host_allgather(passed > seconds)[0]
 
     def tried(self, case):
-        world, step = self.world, lambda text: self.watch(f"{case.name}, {text}")
-        arrays, trials = Arrays(world), Trials(world, self.options.seed, step)
+        world, trials, arrays = self.world, self.trials, Arrays(self.world)
+        begin = trials.call
+
+        def step(text):
+            self.watch(f"{case.name}, {text}")
+
+        trials.step = step
         step("which is made")
         try:
             made = agreed(world, lambda: case.make(world, arrays))
@@ -276,7 +286,7 @@ class Check:
             answer["sizes"].append(subject.name)
             answer["ways"] = list(ways)
         made.free()
-        answer["calls"] = trials.call
+        answer["calls"] = trials.call - begin
         if answer["answer"] == "right" and not answer["sizes"]:
             return {"answer": "not tried", "why": f"refused: {answer['refused'][0]}"}
         return answer
@@ -361,10 +371,6 @@ class Check:
             json.dump(found, file, indent=1)
 
 
-def _matches(pattern, name):
-    return fnmatch.fnmatchcase(name, f"*{pattern}*")
-
-
 def _driver():
     from ..doctor import Driver, Machine
 
@@ -377,7 +383,9 @@ def _driver():
 def _packages():
     import importlib.metadata
 
-    names = dict.fromkeys(("numba", "numba-cuda", "llvmlite", "numpy", "ml-dtypes", "mpi4py", *jit_cache.PACKAGES))
+    names = dict.fromkeys(
+        ("numba", "numba-cuda", "llvmlite", "numpy", "ml-dtypes", "mpi4py", *jit_cache.PACKAGES)
+    )
     found = {}
     for name in names:
         try:
@@ -407,9 +415,7 @@ def table(rows):
         seconds = sum(row.get("seconds", 0) for row in those)
         lines.append((of, method, *(str(c or "") for c in counts), f"{seconds:.1f}" if seconds else "", why))
     widths = [max(map(len, column)) for column in zip(*(line[:-1] for line in lines), strict=True)]
-    return "\n".join(
-        "  ".join([*map(str.ljust, line, widths), _short(line[-1])]).rstrip() for line in lines
-    )
+    return "\n".join("  ".join([*map(str.ljust, line, widths), _short(line[-1])]).rstrip() for line in lines)
 
 
 def _short(text, most=100):

@@ -100,7 +100,8 @@ class GatheredProduct(OfProduct):
 
     def result(self, given):
         x = self.xp.concatenate([a for a, _ in given])
-        return [np.matmul(*self.float64(x, given[self.me][1].T))]
+        x, b = self.float64(x, given[self.me][1])
+        return [x @ b.T]
 
 
 class Experts(Simple):
@@ -300,7 +301,7 @@ class Attention(Simple):
         return [out[:, first : first + self.own]]
 
     def enqueue(self, inputs, outputs):
-        self.call(*inputs, *outputs)
+        self.call(*inputs, out=outputs[0])
 
 
 class Decode(Simple):

@@ -7,7 +7,7 @@ import os
 import platform
 
 from shmemkit import __version__
-from shmemkit.compiler import jit_cache
+from shmemkit.compiler.jit_cache import digest, folder
 
 PREFIX, FORMAT = "check-", 1
 
@@ -20,8 +20,8 @@ def identity(gpu):
 def write(gpu, ranks, answer, seconds, cases):
     """Keep that a check was run, where there is a cache folder. `seconds`: (all, of them compiling), or None
     if it was no whole one; the last ones stay then."""
-    folder = jit_cache.folder()
-    if folder is None:
+    where = folder()
+    if where is None:
         return
     last = read(gpu, ranks)
     if seconds is None and last is not None:
@@ -29,8 +29,8 @@ def write(gpu, ranks, answer, seconds, cases):
     found = {**identity(gpu), "ranks": ranks, "answer": answer, "seconds": seconds, "cases": cases}
     found |= {"format": FORMAT, "date": datetime.datetime.now().isoformat(timespec="seconds")}
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = _path(folder, gpu, ranks)
+        where.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = _path(where, gpu, ranks)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(json.dumps(found))
         os.replace(temporary, path)
@@ -40,19 +40,19 @@ def write(gpu, ranks, answer, seconds, cases):
 
 def read(gpu, ranks):
     """-> the record of the last check, or None"""
-    folder = jit_cache.folder()
-    return None if folder is None else _read(_path(folder, gpu, ranks))
+    where = folder()
+    return None if where is None else _read(_path(where, gpu, ranks))
 
 
 def all_of(gpu):
     """-> the records of this version, GPU and Python, of any number of ranks"""
-    folder = jit_cache.folder()
-    found = [] if folder is None else [_read(path) for path in sorted(folder.glob(f"{PREFIX}*.json"))]
+    where = folder()
+    found = [] if where is None else [_read(path) for path in sorted(where.glob(f"{PREFIX}*.json"))]
     return [record for record in found if record and identity(gpu).items() <= record.items()]
 
 
-def _path(folder, gpu, ranks):
-    return folder / f"{PREFIX}{jit_cache.digest(identity(gpu), ranks)[:16]}.json"
+def _path(where, gpu, ranks):
+    return where / f"{PREFIX}{digest(identity(gpu), ranks)[:16]}.json"
 
 
 def _read(path):

@@ -8,7 +8,7 @@ import time
 from shmemkit.bench.refusal import Refused, agreed
 
 from .subjects import Arrays
-from .trials import Trials, Wrong
+from .trials import Wrong
 
 AT_ONCE = 8  # cases whose objects live at once
 ROUNDS, CALLS = 60, 24  # of these, and calls in each
@@ -22,8 +22,7 @@ def soak(check):
     emulated, calls, wrong, told = world.backend.name == "emulator", 0, 0, time.monotonic()
     refused = set()
     while not check.late():
-        arrays, made = Arrays(world), []
-        trials = Trials(world, same.randrange(1 << 30), check.watch)
+        arrays, made, trials = Arrays(world), [], check.trials
         for case in same.sample(check.cases, min(AT_ONCE, len(check.cases))):
             if case.name in refused:
                 continue
@@ -45,13 +44,17 @@ def soak(check):
             chosen = [same.choice(subjects) for _ in range(6 if emulated else CALLS)]
             check.watch("soak: " + ", ".join(dict.fromkeys(name for name, _ in chosen)))
             try:
-                calls += trials.mixed([subject for _, subject in chosen], same.random() < 0.5, [name for name, _ in chosen])
+                calls += trials.mixed(
+                    [subject for _, subject in chosen], same.random() < 0.5, [name for name, _ in chosen]
+                )
             except Wrong as error:
                 wrong += 1
                 check.say("\n    ".join(["WRONG: mixed calls", *error.findings]))
             if time.monotonic() - told > TELL:
                 told = time.monotonic()
-                check.say(f"{calls} calls on each rank, {wrong} rounds with wrong results, after {told - check.begin:.0f} s")
+                check.say(
+                    f"{calls} calls on each rank, {wrong} rounds with wrong results, after {told - check.begin:.0f} s"
+                )
             if check.late():
                 break
         for _, those in made:

@@ -37,40 +37,40 @@ class Wrong(Exception):
 
 
 class Trials:
-    """Runs subjects on a World. `step(text)` is told what is run next."""
+    """Runs subjects on a World. `step(text)` is told what is run next; `seed`: of who sleeps, and when."""
 
-    def __init__(self, world, seed=0, step=lambda text: None):
+    def __init__(self, world, seed, step):
         self.world, self.step, self.emulated = world, step, world.backend.name == "emulator"
-        self.random = random.Random(seed + 1000 * world.rank)  # which ranks sleep: other ones on each
-        self.call, self._spin = 0, None
+        self.random, self.call = random.Random(seed + 1000 * world.rank), 0
+        self._spin = bind(spin, 1, 1, (1,))  # now: loading waits for what runs
 
     def run(self, subject, thin=False):
         """In all ways. -> their names. `thin`, on the emulator, which takes its time: in those that show the
         most."""
         few = self.emulated and (thin or subject.slow)
-        ways = ("back to back", "in a graph") if few else tuple(WAYS)
-        for way in ways[: 1 if thin and self.emulated else 4]:
+        ways = ("back to back",) if few else tuple(WAYS)
+        for way in ways:
             self.step(f"{subject.name}, {way}")
             WAYS[way](self, subject)
         return ways
 
     def first(self, subject):
-        """A call that binds the operation, and may be refused."""
-        subject.enqueue(subject.inputs(self._next()), subject.outputs())
-        self.world.synchronize()
+        """The first call, which binds the operation, and may be refused."""
+        self._in_turn(subject, 1)
 
     # -- ways
     def eager(self, subject):
         self._in_turn(subject, 1 if self.emulated else 3, wait=True)
 
     def back_to_back(self, subject):
-        self._in_turn(subject, min(subject.calls, 4 if self.emulated else 6))
+        n = (2 if subject.slow else 4) if self.emulated else 6
+        self._in_turn(subject, min(subject.calls, n))
 
     def skewed(self, subject):
         self._in_turn(subject, min(subject.calls, 2 if self.emulated else 6), skew=True)
 
     def graph(self, subject):
-        n, replays = (1 if subject.slow else 2, 2) if self.emulated else (3, 3)
+        n, replays = (2, 2) if self.emulated else (3, 3)
         world, copy = self.world, self.world.backend.copy
         stages = [subject.inputs(self._next()) for _ in range(n)]
         outs = [subject.outputs() for _ in range(n)]
@@ -161,7 +161,9 @@ class Trials:
                 for k, x in enumerate(out):
                     differ = s.differs(k, x, want[k])
                     if finding is None and bool(differ.any()):
-                        finding = f"{name}: {self.finding(s, call, k, x, want[k], differ, calls[0], calls[-1])}"
+                        finding = (
+                            f"{name}: {self.finding(s, call, k, x, want[k], differ, calls[0], calls[-1])}"
+                        )
             self.agree(finding)
         return replays * len(subjects) + (len(subjects) if in_graph else 0)
 
@@ -183,8 +185,6 @@ class Trials:
         return self.world.xp.full(max(1, array.nbytes), POISON, "uint8")[: array.nbytes]
 
     def _sleep(self):
-        if self._spin is None:
-            self._spin = bind(spin, 1, 1, (1,))
         where = self.random.randrange(4)
         if where == 0 and not self.emulated:
             time.sleep(self.random.choice((1e-4, 1e-3, 3e-3)))
