@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 from numba.cuda.dispatcher import CUDADispatcher
 
-
 _LINES = re.compile(r'asm [^"]*"[^"]*bar\.warp\.sync[^"]*\.sys\.global\.v2\.b64')
 
 
 @dataclass
 class Compiled:
-    """`cubins`: (name, machine code) of each kernel that accesses lines of LL128; `kernels`: how many others
-    there are, too; `seconds` that compiling took."""
+    """`cubins`: (name, machine code) of each kernel that accesses lines of LL128; `kernels`: how many were
+    compiled; `seconds` that this took."""
 
     kernels: int = 0
     cubins: list = field(default_factory=list)

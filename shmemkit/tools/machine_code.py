@@ -22,7 +22,7 @@ _STEP = re.compile(r"(?:/\*([0-9a-f]+)\*/)?\s*(@!?U?P\w+\s+)?([A-Z][A-Z0-9]*[^;]
 
 
 def disassembler():
-    """-> the command of nvdisasm or cuobjdump, on PATH, in CUDA_HOME or from PyPI; None where there is none"""
+    """-> the command of nvdisasm or cuobjdump, on PATH, in CUDA_HOME or from PyPI, or None"""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     folders += [
         os.path.join(os.environ[name], "bin") for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ

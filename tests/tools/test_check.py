@@ -167,11 +167,13 @@ def test_out_of_time(few, capsys):
     assert "out of time" in capsys.readouterr().out
 
 
-def test_what_is_refused_is_not_tried_and_not_needed(capsys, monkeypatch):
-    monkeypatch.setattr(plan, "OPERATIONS", (plan.of_experts,))
-    assert run("--only", "AllGatherGroupedGemm auto") == command.INCOMPLETE
-    cases = spmd(1, plan.cases)[0]
-    assert [case.needed for case in cases if case.method == "overlap"] == [False]
+def test_what_is_refused_is_not_tried_and_not_needed(capsys):
+    assert run("--only", "AllGatherGemm overlap_2d bfloat16") == command.INCOMPLETE
+    said = capsys.readouterr().out
+    assert "refused: there is one node; 'overlap_2d' is for several" in said
+    assert "1 not tried" not in said and "2 not tried" in said  # the machine code, too
+    needed = {case.name for case in spmd(1, plan.cases)[0] if case.needed}
+    assert not {"AllGatherGemm overlap_2d bfloat16", "AllGatherGroupedGemm overlap bfloat16"} & needed
 
 
 def test_list(few, capsys):

@@ -11,8 +11,6 @@ import math
 import numpy as np
 
 import shmemkit as sk
-from shmemkit.runtime.launch import bind
-from shmemkit.support.dtypes import numpy_dtype
 
 from .subjects import Subject, span_of
 
@@ -20,8 +18,8 @@ NEAR = {"bfloat16": 1 / 64, "float16": 1 / 256, "float32": 1e-4}  # of a result 
 
 
 class Simple(Subject):
-    """A subclass has `shapes` and `out_shapes`, of all arrays. Numbers are -1, 0 and 1, if `span` says no
-    other: (how many, the least)."""
+    """A subclass has `shapes` and `out_shapes`, of all arrays, and `span`: how many different numbers, and
+    the least. Without, they are -1, 0 and 1."""
 
     shapes: tuple
     out_shapes: tuple
@@ -29,7 +27,9 @@ class Simple(Subject):
 
     def given(self, call, rank):
         (span, low), integers = self.span, self.arrays.integers
-        return [integers(shape, span, call, rank + 9 * k, low) for k, shape in enumerate(self.shapes)]
+        return [
+            integers(shape, span, call, rank + 9 * k, low, span == 3) for k, shape in enumerate(self.shapes)
+        ]
 
     def outputs(self):
         return [self.arrays.empty(*each) for each in zip(self.out_shapes, self.out_dtypes, strict=True)]
@@ -208,6 +208,8 @@ class Dispatched(Experts):
     """ExpertParallel, there and back, by experts that change nothing: what each expert receives, how much,
     and what comes back."""
 
+    span = 61, -30
+
     def __init__(self, world, arrays, call, sizes, dtype):
         super().__init__(world, arrays, call, sizes, dtype)
         self.ep, self.ragged = call, call.max_rows is not None
@@ -253,14 +255,15 @@ class Dispatched(Experts):
 class Rows(Simple):
     """AllReduceRMSNorm."""
 
-    span, eps = (5, -2), 1e-6
+    eps = 1e-6
 
     def __init__(self, world, arrays, call, sizes, dtype):
         super().__init__(world, arrays)
         self.call, (tokens, hidden) = call, sizes
         self.shapes, self.name = ((tokens, hidden), (tokens, hidden), (hidden,)), f"{tokens} x {hidden}"
         self.dtypes, self.out_dtypes, self.out_shapes = (dtype,) * 3, (dtype,) * 2, self.shapes[:2]
-        self.tolerance = NEAR[dtype], 0
+        most = 200 // (self.n + 1)
+        self.span, self.tolerance = (2 * most + 1, -most), (NEAR[dtype], 0)
 
     def given(self, call, rank):
         x, _, _ = super().given(call, rank)

@@ -328,6 +328,8 @@ def of_groups(world):
 
 
 def _grouped(by, what, world, arrays):
+    if getattr(world.backend, "shares_gpus", False):
+        raise ValueError("ranks share a GPU, and groups need one for each")
     color = 2 * world.rank // world.n_ranks if by == "halves" else world.rank % 2
     group = world.split(color, heap="64M")
     sizes = sizes_of(what, group.n_ranks, "float32", is_emulated(world))[:4]

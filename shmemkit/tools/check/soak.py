@@ -4,60 +4,62 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 
 from shmemkit.bench.refusal import Refused, agreed
 
 from .subjects import Arrays
 from .trials import Wrong
 
-AT_ONCE = 8  # cases whose objects live at once
-ROUNDS, CALLS = 60, 24  # of these, and calls in each
+OBJECTS, ROUNDS, CALLS = 8, 60, 24  # cases at once; rounds of each such set; calls of a round
+EMULATED = 4, 2, 6
 TELL = 30.0  # seconds
 
 
 def soak(check):
     """-> exit status, when --seconds have passed"""
-    world, options = check.world, check.options
-    same = random.Random(options.seed)  # alike on all ranks
-    emulated, calls, wrong, told = world.backend.name == "emulator", 0, 0, time.monotonic()
-    refused = set()
+    world, same = check.world, random.Random(check.options.seed)  # alike on all ranks
+    objects, rounds, n_calls = EMULATED if world.backend.name == "emulator" else (OBJECTS, ROUNDS, CALLS)
+    calls, wrong, told = 0, 0, time.monotonic()
+
+    def said():
+        return f"{calls} calls on each rank, {wrong} rounds with wrong results"
+
     while not check.late():
-        arrays, made, trials = Arrays(world), [], check.trials
-        for case in same.sample(check.cases, min(AT_ONCE, len(check.cases))):
-            if case.name in refused:
-                continue
-            check.watch(f"soak: {case.name}, which is made")
-            try:
-                made.append((case, agreed(world, lambda case=case: case.make(world, arrays))))
-            except Refused:
-                refused.add(case.name)
-        subjects = []
-        for case, those in made:
-            for subject in those.subjects:
-                check.watch(f"soak: {case.name}, {subject.name}, the first call")
-                try:
-                    agreed(world, lambda subject=subject: trials.first(subject))
-                    subjects.append((case.name, subject))
-                except Refused:
-                    pass
-        for _ in range((2 if emulated else ROUNDS) if subjects else 0):
-            chosen = [same.choice(subjects) for _ in range(6 if emulated else CALLS)]
+        made, subjects = _made(check, same.sample(check.cases, min(objects, len(check.cases))))
+        for _ in range(rounds if subjects else 0):
+            chosen = [same.choice(subjects) for _ in range(n_calls)]
             check.watch("soak: " + ", ".join(dict.fromkeys(name for name, _ in chosen)))
             try:
-                calls += trials.mixed(
-                    [subject for _, subject in chosen], same.random() < 0.5, [name for name, _ in chosen]
-                )
+                calls += check.trials.mixed(chosen, same.random() < 0.5)
             except Wrong as error:
                 wrong += 1
                 check.say("\n    ".join(["WRONG: mixed calls", *error.findings]))
             if time.monotonic() - told > TELL:
                 told = time.monotonic()
-                check.say(
-                    f"{calls} calls on each rank, {wrong} rounds with wrong results, after {told - check.begin:.0f} s"
-                )
+                check.say(f"{said()}, after {told - check.begin:.0f} s")
             if check.late():
                 break
-        for _, those in made:
-            those.free()
-    check.say(f"{calls} calls on each rank, {wrong} rounds with wrong results")
+        for each in made:
+            each.free()
+    check.say(said())
     return 1 if wrong else 0
+
+
+def _made(check, cases):
+    """-> what those that are not refused have made, and (name, subject) of all of them"""
+    world, arrays, made, subjects = check.world, Arrays(check.world), [], []
+    for case in cases:
+        check.watch(f"soak: {case.name}, which is made")
+        try:
+            made.append(agreed(world, partial(case.make, world, arrays)))
+        except Refused:
+            continue
+        for subject in made[-1].subjects:
+            check.watch(f"soak: {case.name}, {subject.name}, the first call")
+            try:
+                agreed(world, partial(check.trials.first, subject))
+                subjects.append((f"{case.name}, {subject.name}", subject))
+            except Refused:
+                pass
+    return made, subjects

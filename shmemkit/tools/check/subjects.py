@@ -39,16 +39,19 @@ class Arrays:
         dtype = numpy_dtype(getattr(dtype, "name", dtype))  # CuPy makes no array of float8, but takes a view
         return self.xp.empty(math.prod(shape) * dtype.itemsize, "uint8").view(dtype).reshape(shape)
 
-    def integers(self, shape, span, call, rank, low=0):
-        """int32: those of `rank` in `call`, low .. low + span - 1."""
+    def integers(self, shape, span, call, rank, low=0, mixed=False):
+        """int32: those of `rank` in `call`, low .. low + span - 1. `mixed`: of few different ones, whose sums
+        are what differs between calls."""
         size = math.prod(shape)
         if size not in self._hashes:
             x = self.xp.arange(size, dtype="uint32") * np.uint32(2654435761)
             x ^= x >> np.uint32(15)
             x *= np.uint32(2246822519)
             self._hashes[size] = x >> np.uint32(2)
-        shift = (7 * rank + (1 + rank % (span - 1)) * call) % span
-        numbers = (self._hashes[size] + np.uint32(shift)) % np.uint32(span)
+        numbers, shift = self._hashes[size], (7 * rank + (1 + rank % (span - 1)) * call) % span
+        if mixed:
+            numbers = numbers * np.uint32(2 * (977 * call + 131 * rank + 1) + 1) >> np.uint32(9)
+        numbers = (numbers + np.uint32(shift)) % np.uint32(span)
         return (numbers.astype("int32") + np.int32(low)).reshape(shape)
 
     def narrow(self, wide, dtype):

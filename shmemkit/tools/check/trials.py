@@ -126,46 +126,44 @@ class Trials:
         world.synchronize()
         self._check(subject, list(zip(calls, outs, strict=True)))
 
-    def mixed(self, subjects, in_graph, names):
-        """Calls of several subjects, one behind the other. -> how many"""
-        world, stream, replays = self.world, self.world.stream, 1
-        calls = [self._next() for _ in subjects]
-        inputs = [s.inputs(call) for s, call in zip(subjects, calls, strict=True)]
-        outs, wanted = [s.outputs() for s in subjects], []
-        for s, call, out in zip(subjects, calls, outs, strict=True):
-            wanted.append(s.wanted([call] * s.n) if out else [])
-        for s, given, out in zip(subjects, inputs, outs, strict=True) if in_graph else ():
-            s.enqueue(given, out)  # binds it
-        self._settle()
-        graph = None
+    def mixed(self, chosen, in_graph):
+        """Calls of several subjects, (name, subject), one behind the other. -> how many"""
+        world, stream = self.world, self.world.stream
+        calls = []
+        for name, subject in chosen:
+            call, out = self._next(), subject.outputs()
+            wanted = subject.wanted([call] * subject.n) if out else []
+            calls.append((name, subject, call, subject.inputs(call), out, wanted))
+
+        def enqueue(skew):
+            for _, subject, _, given, out, _ in calls:
+                if skew:
+                    self._sleep()
+                subject.enqueue(given, out)
+
+        graph, replays = None, 1
         if in_graph:
-            replays = 4
+            enqueue(False)  # binds them
+            self._settle()
             stream.begin_capture()
-            for s, given, out in zip(subjects, inputs, outs, strict=True):
-                s.enqueue(given, out)
-            graph = stream.end_capture()
+            enqueue(False)
+            graph, replays = stream.end_capture(), 4
         for _ in range(replays):
-            for out in outs:
+            for *_, out, _ in calls:
                 for x in out:
                     self._fill(x)
             self._settle()
-            if graph is not None:
-                graph.launch(stream)
-            else:
-                for s, given, out in zip(subjects, inputs, outs, strict=True):
-                    self._sleep()
-                    s.enqueue(given, out)
+            graph.launch(stream) if graph is not None else enqueue(True)
             world.synchronize()
             finding = None
-            for s, name, call, out, want in zip(subjects, names, calls, outs, wanted, strict=True):
-                for k, x in enumerate(out):
-                    differ = s.differs(k, x, want[k])
+            for name, subject, call, _, out, wanted in calls:
+                for k, (x, want) in enumerate(zip(out, wanted, strict=True)):
+                    differ = subject.differs(k, x, want)
                     if finding is None and bool(differ.any()):
-                        finding = (
-                            f"{name}: {self.finding(s, call, k, x, want[k], differ, calls[0], calls[-1])}"
-                        )
+                        found = self.finding(subject, call, k, x, want, differ, calls[0][2], calls[-1][2])
+                        finding = f"{name}: {found}"
             self.agree(finding)
-        return replays * len(subjects) + (len(subjects) if in_graph else 0)
+        return (replays + in_graph) * len(calls)
 
     # -- inside
     def _next(self):
@@ -195,7 +193,7 @@ class Trials:
             self.world.stream.synchronize()
 
     def _check(self, subject, made):
-        """Compare the outputs of `made`, [(call, outputs), ..]. Wrong, on all ranks, if any is wrong on any."""
+        """Compare the outputs of `made`, [(call, outputs), ..]: Wrong, on all ranks, if any is."""
         finding = None
         for call, outs in made:
             wanted = subject.wanted([call] * subject.n) if outs else []
