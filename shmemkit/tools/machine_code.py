@@ -88,7 +88,7 @@ def _apart(steps, sources, access):
         i = ways.pop()
         for source in sources.get(i, ()):
             predicate, text = steps[source]
-            if predicate and not _UNIFORM.search(predicate):
+            if predicate and not _is_uniform(steps, source):
                 return f"may be reached by a branch of some threads: {predicate} {text}"
             ways.append(source)
         if i == 0:
@@ -98,9 +98,21 @@ def _apart(steps, sources, access):
         if i in seen or _TOGETHER.match(text):
             continue
         seen.add(i)
-        if _BRANCH.match(text) and not _UNIFORM.search(f"{predicate} {text}"):
+        if _BRANCH.match(text) and not _is_uniform(steps, i):
             if predicate or text.startswith("CALL"):
                 return f"is behind a branch of some threads: {predicate} {text}"
             continue  # nothing comes from there
         ways.append(i)
     return None
+
+
+def _is_uniform(steps, i):
+    """Whether all threads of a warp take the branch `i`, or none: a uniform predicate, or that of a vote."""
+    predicate, text = steps[i]
+    if _UNIFORM.search(f"{predicate} {text}"):
+        return True
+    name = predicate.lstrip("@!")
+    made = re.compile(rf"\S+ (P\d, )?{name}\b")
+    return bool(name) and next(
+        (step.startswith("VOTE") for _, step in reversed(steps[:i]) if made.match(step)), False
+    )
