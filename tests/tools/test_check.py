@@ -10,6 +10,7 @@ from emulated import spmd
 
 import shmemkit as sk
 from shmemkit.collectives.all_gather.pull import Pull
+from shmemkit.tools import machine_code
 from shmemkit.tools.check import command, plan, records, subjects, trials
 
 NO_OPERATION = {  # what is public and computes nothing: errors, memory, launches, what measures
@@ -234,3 +235,35 @@ def test_a_step_that_takes_too_long_ends_the_process(monkeypatch, capsys):
     assert (
         "rank 0 hangs in AllReduce auto, back to back: it has not ended in 0.5 s" in capsys.readouterr().err
     )
+
+
+# ---- machine code
+
+WHOLE = """
+.L_x_9:
+        /*08e0*/                   BRA.DIV UR14, `(.L_x_8) ;
+.L_x_23:
+        /*0900*/                   NOP ;
+        /*0910*/                   STG.E.128.STRONG.SYS desc[UR12][R6.64], R8 ;
+        /*0920*/                   VOTE.ANY P0, P0 ;
+        /*0930*/              @P0 BRA `(.L_x_9) ;
+        /*0940*/                   LDG.E.128.STRONG.SYS R8, desc[UR12][R8.64] ;
+        /*0950*/                   EXIT ;
+"""
+STORE = "STG.E.128.STRONG.SYS desc[UR12][R6.64], R8 ;"
+
+
+@pytest.mark.parametrize(
+    "before, after, reason",
+    [
+        ("   " + STORE, "@P3 " + STORE, "it is predicated by @P3"),
+        ("NOP ;", "@!P3 BRA `(.L_x_4) ;", "is behind a branch of some threads: @!P3 BRA"),
+        ("VOTE.ANY P0, P0", "ISETP.NE.AND P0, PT, R4, R5, PT", "is behind a branch of some threads: @P0"),
+        ("BRA.DIV UR14, `(.L_x_8)", "NOP", "is behind no barrier of the warp"),
+        ("BRA.DIV UR14, `(.L_x_8) ;", "BRA.DIV UR14, `(.L_x_8) ;\n@P1 BRA `(.L_x_23) ;", "may be reached by"),
+    ],
+)
+def test_a_line_that_several_instructions_store(before, after, reason):
+    assert machine_code.lines_of(WHOLE) == (2, [])
+    assert before in WHOLE
+    assert any(reason in line for line in machine_code.torn_lines(WHOLE.replace(before, after)))
