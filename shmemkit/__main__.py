@@ -17,6 +17,8 @@ def main(arguments=None):
             return mpirun.main(arguments[1:])
         except KeyboardInterrupt:  # while an MPI was asked
             return 130
+    if arguments[:1] == ["check"]:
+        return importlib.import_module(".tools.check.command", __package__).main(arguments[1:])
     if arguments[:1] == ["timeline"]:
         return importlib.import_module(".timeline", __package__).main(arguments[1:])
     if arguments[:1] in (["emu"], ["bench"]):
@@ -28,6 +30,7 @@ def main(arguments=None):
     commands.add_parser("emu", help="run a script on the CPU emulator, and find its races: shmemkit-emu")
     commands.add_parser("bench", help="how fast it is on this machine: shmemkit-bench")
     commands.add_parser("timeline", help="the summary and the picture of a recorded timeline")
+    commands.add_parser("check", help="prove that the library is right on this machine, with this Python")
     commands.add_parser(
         "doctor",
         help="say what is installed, which backend init() picks, and what to do about what is missing",

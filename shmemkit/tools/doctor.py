@@ -73,6 +73,12 @@ class Machine:
         ]
         return [found for folder in folders for found in glob.glob(f"{folder}/lib/libnvshmem_host.so*")]
 
+    def checks(self, gpu):
+        """-> the records of the checks that ran for this version, GPU and Python; None where none is kept"""
+        from .check import records
+
+        return records.all_of(gpu) if records.folder() is not None else None
+
     def program(self, name):
         """-> the path of the program `name` on PATH, or None."""
         return shutil.which(name)
@@ -136,6 +142,7 @@ def main(machine=None):
     mpi(report)
     nvshmem(report, devices)
     multicast(report, devices)
+    checks(report, devices)
     report.section("Backend")
     report.line(backend, reason)
 
@@ -356,3 +363,21 @@ def multicast(report, driver):
     disabled = _multicast.disabled()
     report.line("environment", f"disabled by {disabled}" if disabled else "not disabled")
     report.line("allowed", "yes" if all(offers) and not disabled else "no")
+
+
+def checks(report, driver):
+    """Which checks have run here."""
+    report.section("shmemkit check")
+    gpu = driver.name(0) if driver and report.backend == "nvshmem" else "emulator"
+    found = report.machine.checks(gpu)
+    if found is None:
+        report.line("last run", "not known: there is no cache folder (SHMEMKIT_CACHE, SHMEMKIT_CACHE_DIR)")
+    elif not found:
+        report.line("last run", f"never, of shmemkit {__version__}, {gpu} and this Python")
+        report.advise("Nobody has checked that results are right on this machine: shmemkit check")
+    for record in found or ():
+        report.line(f"{record['ranks']} ranks", f"{record['answer']}, {record['date'].replace('T', ' ')}")
+        if record["answer"] == "wrong":
+            report.advise(
+                f"Results were wrong on {record['ranks']} ranks: shmemkit check -n {record['ranks']}"
+            )

