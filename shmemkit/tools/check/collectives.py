@@ -96,10 +96,11 @@ class Moved(Subject):
         return [total // self.n if self.op == "avg" else total]
 
     def outputs(self):
-        if not self.gets:
-            return []
-        make = self.symmetric or self.arrays.empty
-        return [make(self.out_shape, numpy_dtype(self.out_dtypes[0]))]
+        of = self.out_shape, numpy_dtype(self.out_dtypes[0])
+        if self.symmetric:  # made by all ranks
+            made = self.symmetric(*of)
+            return [made] if self.gets else []
+        return [self.arrays.empty(*of)] if self.gets else []
 
     def enqueue(self, inputs, outputs):
         self.call(inputs[0] if self.gives else None, outputs[0] if outputs else None)
