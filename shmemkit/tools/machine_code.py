@@ -14,7 +14,8 @@ import sys
 import tempfile
 
 LINE = re.compile(r"(ST|LD)G?\.E\.128\.STRONG\.SYS\b")
-_TOGETHER = re.compile(r"WARPSYNC\b|BRA\.DIV\b")  # of which the second goes on if the warp is together
+# BRA.DIV goes on if the warp is together. NOP is a barrier where ptxas knows that it is.
+_TOGETHER = re.compile(r"WARPSYNC\b|BRA\.DIV\b|NOP\b")
 _BRANCH = re.compile(r"(BRA|BRX|JMP|JMX|CALL|RET|EXIT|BREAK|KILL)\b(?!\.DIV)")
 _UNIFORM = re.compile(r"\bUP\d")  # a predicate of the whole warp
 _TARGET = re.compile(r"\(?(\.L_\w+|0x[0-9a-f]+)\)?\s*;?\s*$")

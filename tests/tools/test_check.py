@@ -244,6 +244,7 @@ WHOLE = """
         /*08e0*/                   BRA.DIV UR14, `(.L_x_8) ;
 .L_x_23:
         /*0900*/                   NOP ;
+.L_x_24:
         /*0910*/                   STG.E.128.STRONG.SYS desc[UR12][R6.64], R8 ;
         /*0920*/                   VOTE.ANY P0, P0 ;
         /*0930*/              @P0 BRA `(.L_x_9) ;
@@ -259,8 +260,8 @@ STORE = "STG.E.128.STRONG.SYS desc[UR12][R6.64], R8 ;"
         ("   " + STORE, "@P3 " + STORE, "it is predicated by @P3"),
         ("NOP ;", "@!P3 BRA `(.L_x_4) ;", "is behind a branch of some threads: @!P3 BRA"),
         ("VOTE.ANY P0, P0", "ISETP.NE.AND P0, PT, R4, R5, PT", "is behind a branch of some threads: @P0"),
-        ("BRA.DIV UR14, `(.L_x_8)", "NOP", "is behind no barrier of the warp"),
-        ("BRA.DIV UR14, `(.L_x_8) ;", "BRA.DIV UR14, `(.L_x_8) ;\n@P1 BRA `(.L_x_23) ;", "may be reached by"),
+        (WHOLE[: WHOLE.index(".L_x_24")], "\n", "is behind no barrier of the warp"),
+        ("EXIT ;", "@P1 BRA `(.L_x_24) ;", "may be reached by"),
     ],
 )
 def test_a_line_that_several_instructions_store(before, after, reason):
