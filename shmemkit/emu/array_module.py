@@ -7,11 +7,19 @@ import numpy as np
 
 from .device_arrays import address
 from .host_arrays import HostArray
-from .launch_hook import DeviceArray
+from .ufuncs import DeviceArray
 
 
 class OnDevice(np.ndarray):
     """An array that a function of ``world.xp`` has made, or that was computed from one."""
+
+
+def is_on_device(a, machine):
+    """Whether the array `a` is symmetric memory of `machine`, or such as functions of a GPU's libraries
+    make."""
+    if isinstance(a, (OnDevice, HostArray, DeviceArray)):
+        return True
+    return isinstance(a, np.ndarray) and 0 <= address(a) - machine.memory_address < machine.memory.size
 
 
 class ArrayModule(types.ModuleType):
@@ -27,13 +35,7 @@ class ArrayModule(types.ModuleType):
     def _converted(self, function, a, *args, **kwargs):
         result = function(a, *args, **kwargs)
         shares = result is a or result.base is not None
-        return _on_device(result.copy("K") if shares and not self._is_on_device(a) else result)
-
-    def _is_on_device(self, a):
-        if isinstance(a, (OnDevice, HostArray, DeviceArray)):
-            return True
-        memory = self._machine
-        return isinstance(a, np.ndarray) and 0 <= address(a) - memory.memory_address < memory.memory.size
+        return _on_device(result.copy("K") if shares and not is_on_device(a, self._machine) else result)
 
     def __getattr__(self, name):
         found = getattr(np, name)
