@@ -35,13 +35,25 @@ class ArrayModule(types.ModuleType):
     def _converted(self, function, a, *args, **kwargs):
         result = function(a, *args, **kwargs)
         shares = result is a or result.base is not None
-        return _on_device(result.copy("K") if shares and not is_on_device(a, self._machine) else result)
+        if shares and not is_on_device(a, self._machine):
+            result, shares = result.copy("K"), False
+        return _on_device(result if shares else _allocated(result))
 
     def __getattr__(self, name):
         found = getattr(np, name)
         if isinstance(found, type) or isinstance(found, np.ufunc) or not callable(found):
             return found
-        return functools.wraps(found)(lambda *args, **kwargs: _on_device(found(*args, **kwargs)))
+        return functools.wraps(found)(lambda *args, **kwargs: _on_device(_allocated(found(*args, **kwargs))))
+
+
+def _allocated(result):
+    """`result`, which may have memory of its own. ValueError for what CuPy does not allocate."""
+    if isinstance(result, np.ndarray) and result.base is None and "float8" in result.dtype.name:
+        raise ValueError(
+            f"Unsupported dtype {result.dtype}: as CuPy, world.xp makes no arrays of float8. Use sk.empty or "
+            f"sk.array, or a view of bytes: xp.asarray(x.view('uint8')).view(ml_dtypes.{result.dtype})"
+        )
+    return result
 
 
 def _on_device(result):

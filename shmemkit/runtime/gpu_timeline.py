@@ -219,7 +219,14 @@ class GpuRecorder:
             since, took = (self.world.backend.elapsed_ns(*p) for p in ((self._event, begin), (begin, end)))
             if since is not None and took is not None:  # else it has not run, as those of a graph
                 first = self._seen + since
-                yield Span(Track(self.me, COPIES), "copy", self._name(*addresses), first, first + took, {"bytes": n_bytes})
+                yield Span(
+                    Track(self.me, COPIES),
+                    "copy",
+                    self._name(*addresses),
+                    first,
+                    first + took,
+                    {"bytes": n_bytes},
+                )
 
     def _name(self, *addresses):
         """Of a copy to and from these addresses."""

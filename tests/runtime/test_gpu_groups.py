@@ -10,6 +10,7 @@ import gpu
 import numpy as np
 import pytest
 from numba import cuda
+from numba.cuda import dispatcher
 
 import shmemkit as sk
 from shmemkit import device
@@ -131,34 +132,42 @@ def test_a_mesh_on_two_streams(world):
     side = 2 if world.n_ranks % 2 == 0 else 1
     row = world.split(world.rank // side, heap="256M")
     column = world.split(world.rank % side, heap="256M")
-    streams = [world.stream, world.xp.cuda.Stream(non_blocking=True)]
-    x = world.xp.ones(1 << 16, "float32")
-    add, mean = sk.AllReduce(row, x.nbytes), sk.AllReduce(column, x.nbytes, "avg")
+    other = world.backend.new_stream()
+    x, y = world.xp.ones(1 << 16, "float32"), world.xp.full(1 << 16, world.rank, "float32")
+    world.synchronize()  # y is there, for the other stream
+    add, mean = sk.AllReduce(row, x.nbytes), sk.AllReduce(column, y.nbytes, "avg")
     for _ in range(50):
-        add(x, x, streams[0])
-        mean(x, x, streams[1])
+        add(x, x)
+        mean(y, y, other)
         x *= 1 / row.n_ranks
-        streams[1].synchronize()
     world.synchronize()
     assert np.allclose(world.asnumpy(x), 1)
+    assert np.allclose(world.asnumpy(y), np.mean(column.ranks))
     for group in (row, column):
         group.finalize()
 
 
 def test_a_second_group_compiles_nothing_and_loads_at_once(world, monkeypatch):
-    """A first call finds its module loaded."""
+    """A first call finds its module loaded; the first reduction of a dtype loads it. Later ones load none."""
     groups = [world.split(world.rank // 2, heap="64M") for _ in range(2)]
-    first = sk.AllReduce(groups[0], 1 << 16)
-    compiled = []
-    monkeypatch.setattr(launch, "compile_form", lambda *args, **_: compiled.append(args))
-    second = sk.AllReduce(groups[1], 1 << 16)
-    assert not compiled
-    loaded = len(groups[1].backend._modules)
-    assert loaded
     x = world.xp.ones(100, "float32")
-    assert (world.asnumpy(second(x)) == groups[1].n_ranks).all()
-    assert len(groups[1].backend._modules) == loaded
-    for made in (first, second):
+    first = sk.AllGather(groups[0], 1 << 16), sk.AllReduce(groups[0], 1 << 16)
+    for call in first:
+        call(x)
+
+    def compiles(*args, **_):
+        raise AssertionError("a kernel is compiled")
+
+    monkeypatch.setattr(launch, "compile_form", compiles)
+    monkeypatch.setattr(dispatcher, "_Kernel", compiles)
+    gather, reduce = sk.AllGather(groups[1], 1 << 16), sk.AllReduce(groups[1], 1 << 16)
+    loaded = len(groups[1].backend._modules)
+    assert loaded > 1
+    assert (world.asnumpy(gather(x)) == 1).all() and len(groups[1].backend._modules) == loaded
+    for n in (100, 48, 4):  # multiples of 16 bytes
+        assert (world.asnumpy(reduce(x[:n].copy())) == groups[1].n_ranks).all()
+        assert len(groups[1].backend._modules) == loaded + 1
+    for made in (*first, gather, reduce):
         made.free()
     for group in groups:
         group.finalize()

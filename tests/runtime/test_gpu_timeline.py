@@ -102,6 +102,8 @@ def test_copies(world, private):
             if e["pid"] == r:
                 found[e["name"]] = found.get(e["name"], 0) + e["args"]["bytes"]
         others = [k for k in range(n) if k != r]
-        wanted = {f"copy {'from' if private else 'to'} rank {k}" for k in others} | ({"copy"} if private else set())
+        wanted = {f"copy {'from' if private else 'to'} rank {k}" for k in others} | (
+            {"copy"} if private else set()
+        )
         assert found == dict.fromkeys(wanted, 2 * x.nbytes)  # an own one goes where the others read it
     assert all(1 < e["dur"] < 1e5 for e in copies)
