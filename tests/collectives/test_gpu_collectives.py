@@ -7,6 +7,7 @@ import contextlib
 import gpu
 import numpy as np
 import pytest
+from fast import in_turn, slow
 from numba import cuda
 from small_kernels import spin
 from specification import ALL, calls, full
@@ -16,11 +17,25 @@ from shmemkit.device import num_ranks, rank, symm_at
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 pytestmark = pytest.mark.gpu
-CALLS = 2000
+CALLS = 500
 WAYS = [(name, method) for name, what in ALL.items() for method in (*what.kind.methods, "auto")]
 WAYS = [way for way in WAYS if "multimem" not in way[1]]  # never run where multicast is turned off
-every = pytest.mark.parametrize("name, method", WAYS)
-sums = pytest.mark.parametrize("name, method", [way for way in WAYS if ALL[way[0]].reduces])
+every = pytest.mark.parametrize(
+    "name, method", [pytest.param(*way, marks=[pytest.mark.slow] * (way[1] == "auto")) for way in WAYS]
+)
+SUMS = [way for way in WAYS if ALL[way[0]].reduces and way[1] != "auto"]
+OTHERS = [way for way in WAYS if way not in SUMS and way[1] != "auto"]
+# A kernel of a reduction takes a second to compile, for each dtype and width: in the fast set most tests use
+# the same. `shmemkit check` goes through all.
+ERRORS = [("float16", 2e-3), ("bfloat16", 1e-2), ("float32", 1e-6)]
+FLOATS = [("float32", 100_001, "touching", 0, False)]
+PLACES = [
+    ("uint8", 3_000_001, "apart", 0, False),
+    ("uint8", 300_001, "apart", 1, False),
+    ("float16", 100_001, "in place", 1, False),
+    ("int32", 100_001, "apart", 2, True),
+    ("uint8", 300_001, "in place", 8, True),
+]
 
 
 @pytest.fixture
@@ -54,16 +69,12 @@ def sleep_now_and_then(world, delay):
         spin[1, 1, world.stream](int(delay.integers(1000, 300_000)))
 
 
-@every
 @pytest.mark.parametrize(
-    "dtype, most, where, unaligned, symmetric",
+    "name, method, dtype, most, where, unaligned, symmetric",
     [
-        ("uint8", 3_000_001, "apart", 0, False),
-        ("uint8", 300_001, "apart", 1, False),
-        ("float16", 100_001, "in place", 1, False),
-        ("float32", 100_001, "touching", 0, False),
-        ("int32", 100_001, "apart", 2, True),
-        ("uint8", 300_001, "in place", 8, True),
+        *in_turn(SUMS, FLOATS),
+        *in_turn(OTHERS, PLACES + FLOATS),
+        *slow(*((*way, *place) for way in SUMS for place in PLACES)),
     ],
 )
 def test_lengths_and_places(world, name, method, dtype, most, where, unaligned, symmetric):
@@ -82,15 +93,15 @@ class InARow:
     def __init__(self, world, name, method, sizes=(40_000, 5)):
         self.world, self.what, self.root = world, ALL[name], world.n_ranks - 1
         what, n, me, xp = self.what, world.n_ranks, world.rank, world.xp
-        self.made = make(world, name, full(what, n, max(sizes), "int32"), method, self.root)
+        self.made = make(world, name, full(what, n, max(sizes), "float32"), method, self.root)
         self.each = n if what.reduces else 1  # what comes of 1 more on all ranks
         self.given, self.wanted, self.outs, self.wrong = [], [], [], xp.zeros(1, "int64")
         for size in sizes:
-            given = what.given(0, size, "int32", n)
+            given = what.given(0, size, "float32", n)
             shape = (n, size) if what.gathers else (size,)
             self.given.append(xp.asarray(given[me]))
             self.wanted.append(xp.asarray(what.wanted(given, method, me, "sum", self.root)))
-            self.outs.append([xp.zeros(shape, "int32"), self.made.output(shape, "int32")])
+            self.outs.append([xp.zeros(shape, "float32"), self.made.output(shape, "float32")])
 
     def call(self, x, out, stream=None):
         self.what.call(self.made, x, out, stream)
@@ -105,7 +116,7 @@ class InARow:
 
 
 @every
-def test_2000_calls_of_ranks_that_are_apart(world, name, method):
+def test_calls_of_ranks_that_are_apart(world, name, method):
     """Now and then a rank is late. Outputs are private and symmetric in turn."""
     delay, row = np.random.default_rng(world.rank), InARow(world, name, method)
     for call in range(CALLS):
@@ -144,8 +155,7 @@ def test_graphs_and_streams(world, name, method):
     row.end()
 
 
-@sums
-@pytest.mark.parametrize("dtype, error", [("float16", 2e-3), ("bfloat16", 1e-2), ("float32", 1e-6)])
+@pytest.mark.parametrize("name, method, dtype, error", in_turn(SUMS, ERRORS))
 def test_close_to_float64_and_the_same_bits_in_every_run(world, name, method, dtype, error):
     what, n, me, bits = ALL[name], world.n_ranks, world.rank, set()
     shape = (n, 30_000) if what.scatters else (n * 30_000,)
@@ -213,7 +223,7 @@ def test_variable_splits(world, symmetric):
     x = world.xp.zeros((rows, 8), "int64")
     out = exchange.output(x.shape, "int64") if symmetric else world.xp.zeros(x.shape, "int64")
     came, wrong = world.xp.zeros(n, "int64"), world.xp.zeros(1, "int64")
-    for call in range(CALLS // 4):
+    for call in range(CALLS):
         splits = rng.integers(0, 17, (n, n)) * rng.integers(0, 2, (n, n))  # of all ranks
         x[...] = (1000 * call + 100_000_000 * me + world.xp.arange(rows))[:, None]
         sleep_now_and_then(world, delay)
@@ -247,7 +257,7 @@ def look(seen, call, wrong):
 
 
 def test_all_meet_at_barriers(world):
-    """2000 times, ranks being late, and in graphs."""
+    """Many times, ranks being late, and in graphs."""
     delay, barrier = np.random.default_rng(world.rank), sk.Barrier(world)
     seen = sk.zeros(world.n_ranks, "int64")
     call, wrong = world.xp.ones(1, "int64"), world.xp.zeros(1, "int64")
@@ -260,7 +270,7 @@ def test_all_meet_at_barriers(world):
         looking()
         barrier()
 
-    for _ in range(CALLS):
+    for _ in range(4 * CALLS):
         sleep_now_and_then(world, delay)
         meet()
     world.stream.begin_capture()
@@ -269,6 +279,6 @@ def test_all_meet_at_barriers(world):
     graph = world.stream.end_capture()
     for _ in range(50):
         graph.launch(world.stream)
-    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == 1 + CALLS + 1000
+    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == 1 + 4 * CALLS + 1000
     barrier.free()
     sk.free(seen)
