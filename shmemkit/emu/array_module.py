@@ -10,14 +10,14 @@ from .host_arrays import HostArray
 from .ufuncs import DeviceArray
 
 
-class OnDevice(np.ndarray):
+class OnDevice(HostArray):
     """An array that a function of ``world.xp`` has made, or that was computed from one."""
 
 
 def is_on_device(a, machine):
     """Whether the array `a` is symmetric memory of `machine`, or such as functions of a GPU's libraries
     make."""
-    if isinstance(a, (OnDevice, HostArray, DeviceArray)):
+    if isinstance(a, (HostArray, DeviceArray)) or hasattr(a, "__cuda_array_interface__"):
         return True
     return isinstance(a, np.ndarray) and 0 <= address(a) - machine.memory_address < machine.memory.size
 

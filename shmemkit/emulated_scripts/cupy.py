@@ -6,7 +6,6 @@ NumPy and CuPy arrays that CuPy refuses are not refused.
 
 import numpy as np
 
-from shmemkit.emu.array_module import OnDevice
 from shmemkit.emu.device_arrays import address
 from shmemkit.emu.launch_hook import DeviceArray
 from shmemkit.emu.run import current_host
@@ -22,7 +21,7 @@ def _settle():
         host.process.settle()
 
 
-class ndarray(OnDevice, Served):
+class ndarray(np.ndarray, Served):
     """A CuPy array. Elements and reductions are arrays without dimensions, as CuPy's."""
 
     __module__ = "cupy"

@@ -4,10 +4,10 @@
 
 import contextlib
 
-import gpu
 import numpy as np
 import pytest
 from fast import in_turn, slow
+from gpu import on_gpus
 from numba import cuda
 from small_kernels import spin
 from specification import ALL, calls, full
@@ -16,8 +16,9 @@ import shmemkit as sk
 from shmemkit.device import num_ranks, rank, symm_at
 from shmemkit.runtime.symmetric_memory import as_dtype
 
-pytestmark = pytest.mark.gpu
-CALLS = 500
+pytestmark = pytest.mark.ranks
+CALLS, REPLAYS, SIZES = on_gpus((500, 50, (40_000, 5)), (5, 2, (40, 5)))
+IN_GRAPH = on_gpus(20, 4)
 WAYS = [(name, method) for name, what in ALL.items() for method in (*what.kind.methods, "auto")]
 WAYS = [way for way in WAYS if "multimem" not in way[1]]  # never run where multicast is turned off
 every = pytest.mark.parametrize(
@@ -38,11 +39,6 @@ PLACES = [
 ]
 
 
-@pytest.fixture
-def world():
-    return gpu.world()
-
-
 @contextlib.contextmanager
 def skipped_where_it_cannot_run():
     """On all ranks."""
@@ -59,16 +55,13 @@ def make(world, name, nbytes, method, root=0):
         return ALL[name].make(world, nbytes, method, "sum", root)
 
 
-def another_stream(world):
-    return world.xp.cuda.Stream(non_blocking=True)
-
-
 def sleep_now_and_then(world, delay):
     """A rank is late."""
     if delay.random() < 0.05:
-        spin[1, 1, world.stream](int(delay.integers(1000, 300_000)))
+        spin[1, 1, world.stream](int(delay.integers(1000, on_gpus(300_000, 20_000))))
 
 
+@pytest.mark.gpu("test_every_method.py makes such calls on the emulator")
 @pytest.mark.parametrize(
     "name, method, dtype, most, where, unaligned, symmetric",
     [
@@ -90,7 +83,7 @@ def test_lengths_and_places(world, name, method, dtype, most, where, unaligned, 
 class InARow:
     """Calls of two sizes whose x is `more` than what is given, and whose results the GPU checks."""
 
-    def __init__(self, world, name, method, sizes=(40_000, 5)):
+    def __init__(self, world, name, method, sizes=SIZES):
         self.world, self.what, self.root = world, ALL[name], world.n_ranks - 1
         what, n, me, xp = self.what, world.n_ranks, world.rank, world.xp
         self.made = make(world, name, full(what, n, max(sizes), "float32"), method, self.root)
@@ -130,18 +123,18 @@ def test_calls_of_ranks_that_are_apart(world, name, method):
 
 @every
 def test_graphs_and_streams(world, name, method):
-    """A graph of 20 calls on two streams, some of which overlap by programmatic launch; and calls between
+    """A graph of calls on two streams, some of which overlap by programmatic launch; and calls between
     its launches, on another stream in turn."""
-    row, other, stream = InARow(world, name, method), another_stream(world), world.stream
+    row, other, stream = InARow(world, name, method), world.backend.new_stream(), world.stream
     xs = [given.copy() for given in row.given]
     world.synchronize()
     stream.begin_capture()
     other.wait_event(stream.record())
-    for i in range(20):
+    for i in range(IN_GRAPH):
         row.call(xs[i % 2], row.outs[i % 2][0], (None, None, other)[i % 3])
     stream.wait_event(other.record())
     graph = stream.end_capture()
-    for repeat in range(50):
+    for repeat in range(REPLAYS):
         for x, given in zip(xs, row.given, strict=True):
             x[...] = given + 100 * repeat
         graph.launch(stream)
@@ -158,11 +151,12 @@ def test_graphs_and_streams(world, name, method):
 @pytest.mark.parametrize("name, method, dtype, error", in_turn(SUMS, ERRORS))
 def test_close_to_float64_and_the_same_bits_in_every_run(world, name, method, dtype, error):
     what, n, me, bits = ALL[name], world.n_ranks, world.rank, set()
-    shape = (n, 30_000) if what.scatters else (n * 30_000,)
+    size = on_gpus(30_000, 100)
+    shape = (n, size) if what.scatters else (n * size,)
     given = [np.random.default_rng(r).standard_normal(shape).astype(as_dtype(dtype)) for r in range(n)]
     made, x = make(world, name, given[0].nbytes, method), world.xp.asarray(given[me])
     out = world.xp.zeros(shape[-1], x.dtype)
-    for _ in range(50):
+    for _ in range(REPLAYS):
         what.call(made, x, out)
         found = world.asnumpy(out)
         bits.add(found.tobytes())
@@ -181,6 +175,7 @@ def hashed(world, size, rank, call, bits):
     return words * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - bits)
 
 
+@pytest.mark.gpu("what its copy engines do")
 @pytest.mark.parametrize("bits", [64, 2])
 @pytest.mark.parametrize("captured", [False, True])
 def test_pieces_of_copies_come_whole(world, bits, captured):
@@ -207,6 +202,7 @@ def test_pieces_of_copies_come_whole(world, bits, captured):
     exchange.free()
 
 
+@pytest.mark.gpu("NVLink multicast")
 @pytest.mark.parametrize("method", ["multimem", "ll_2d_multimem"])
 def test_multimem_is_refused_where_it_is_turned_off(world, method, monkeypatch):
     monkeypatch.setenv("NVSHMEM_DISABLE_NVLS", "1")
@@ -274,11 +270,12 @@ def test_all_meet_at_barriers(world):
         sleep_now_and_then(world, delay)
         meet()
     world.stream.begin_capture()
-    for _ in range(20):
+    for _ in range(IN_GRAPH):
         meet()
     graph = world.stream.end_capture()
-    for _ in range(50):
+    for _ in range(REPLAYS):
         graph.launch(world.stream)
-    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == 1 + 4 * CALLS + 1000
+    assert int(world.asnumpy(wrong)[0]) == 0
+    assert int(world.asnumpy(call)[0]) == 1 + 4 * CALLS + IN_GRAPH * REPLAYS
     barrier.free()
     sk.free(seen)

@@ -147,6 +147,24 @@ def test_host_stores_to_what_a_kernel_has_captured(correct):
     return main
 
 
+@fault(RaceError, "x", "the current stream", right=[[8, 8]], pes=1)
+def test_host_changes_a_private_array_beside_another_stream(correct):
+    @cuda.jit
+    def double(x):
+        x[cuda.threadIdx.x] *= 2  # first
+
+    def main(world):
+        x, side = world.xp.ones(2, "int32"), world.backend.new_stream()
+        world.synchronize()
+        double[1, 2, side](x)
+        if correct:
+            world.stream.wait_event(side.record())
+        x += 6  # second
+        return world.asnumpy(x).tolist()
+
+    return main
+
+
 def test_what_needs_no_order():
     """Other elements, views that are only made, and kernels of the same stream; who waits for a value."""
 
