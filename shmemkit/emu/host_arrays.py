@@ -78,8 +78,7 @@ def perform(function, reads=(), writes=(), stream=None):
         return _wrapped(function())
     stream = stream or machine.current[world.backend.pe]
     reads, writes = (
-        [(a, i) for a, i in parts if isinstance(a, HostArray) and a.size]
-        for parts in (reads, writes)
+        [(a, i) for a, i in parts if isinstance(a, HostArray) and a.size] for parts in (reads, writes)
     )
     if not reads and not writes:
         result = function()
