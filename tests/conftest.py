@@ -16,7 +16,7 @@ import shmemkit as sk
 from shmemkit.emu.network import Network
 from shmemkit.runtime.world import choose_backend
 
-pytest_plugins = ["pytester", "fast", "mutations", "touched"]
+pytest_plugins = ["pytester", "fast", "gpu", "mutations", "touched"]
 if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # not installed, but on PYTHONPATH
     pytest_plugins.append("shmemkit.pytest_plugin")
 
@@ -120,10 +120,10 @@ def pytest_collection_modifyitems(items):
             if not item.get_closest_marker("gpu"):
                 item.add_marker(alone)
     if backend != "nvshmem":
-        skip = pytest.mark.skip(reason=f"{backend} backend: {reason}")
         for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(skip)
+            if mark := item.get_closest_marker("gpu"):
+                why = ", ".join((f"{backend} backend: {reason}", *mark.args))
+                item.add_marker(pytest.mark.skip(reason=why))
 
 
 @pytest.fixture

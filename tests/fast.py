@@ -4,6 +4,8 @@
     @pytest.mark.parametrize("n", [2, *slow(3, 5, 16)])  it is slow with these values
     @pytest.mark.each_value                              it is fast with as few combinations of its parameters
                                                          as have each value once, and slow with all others
+    *in_turn(ways, cases)                                each way, a tuple, with each of the cases, tuples; it
+                                                         is fast with one of them
     @examples(40)                                        of hypothesis; a quarter of them in the fast set
 
 Slow tests run with ``--slow``, with ``-m slow`` (or any other -m that names slow), and when the command line
@@ -30,6 +32,16 @@ def _slow(value):
     if isinstance(value, type(pytest.param())):
         return pytest.param(*value.values, marks=[*value.marks, pytest.mark.slow], id=value.id)
     return pytest.param(*(value if type(value) is tuple else (value,)), marks=pytest.mark.slow)
+
+
+def in_turn(ways, cases):
+    """Each of `ways` with each of `cases`, tuples of values for ``parametrize``: fast with one case, the next
+    one for each way."""
+    return [
+        _slow((*way, *case)) if (i - k) % len(cases) else (*way, *case)
+        for i, way in enumerate(ways)
+        for k, case in enumerate(cases)
+    ]
 
 
 def examples(most, **others):

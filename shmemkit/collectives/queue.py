@@ -36,7 +36,7 @@ from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import as_array, call_on, check_writable, new_output, unlocked
+from shmemkit.support.arrays import as_array, call_on, check_writable, new_array, new_output, unlocked
 from shmemkit.support.settings import array_text, integer
 from shmemkit.typing import AnyStream, ArrayT, DType
 
@@ -186,9 +186,9 @@ class Queue:
             self._arrays.append(world.signals(n_slots, f"{name}.{signals}"))
         self.slots, self.full, self.empty = self._arrays
         state = world.xp.zeros(3, "uint64")
-        nothing = world.xp.empty((0, item_size), self.dtype)
+        nothing = as_words(new_array(world.xp, (0, item_size), self.dtype))
         signals = (self.full, self.empty, state)
-        args = (nothing, nothing, self.slots, *signals, self.receiver, self.sender, n_producers)
+        args = (nothing, nothing, as_words(self.slots), *signals, self.receiver, self.sender, n_producers)
         blocks = n_producers + n_consumers
         self._launch = bind(queue_kernel, blocks, block, args, co_resident=True, group=world)
 
@@ -217,8 +217,8 @@ class Queue:
             outputs = new_output(inputs, given.shape, self.dtype, world.xp, stream, follow)
         to = self._checked("outputs", outputs)
         check_writable("Queue", "outputs", to)
-        self._launch.set("outputs", to)
-        self._launch.set("inputs", unlocked(given))
+        self._launch.set("outputs", as_words(to))
+        self._launch.set("inputs", as_words(unlocked(given)))
         self._launch(stream=stream)
         if waits:
             world.stream.synchronize()
@@ -239,6 +239,11 @@ class Queue:
         self._launch = None
         while self._arrays:
             self.world.free(self._arrays.pop(0))
+
+
+def as_words(array):
+    """`array` as kernels take it: float8 as uint8."""
+    return array.view("uint8") if "float8" in array.dtype.name else array
 
 
 def _signature(dtype):

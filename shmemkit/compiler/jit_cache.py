@@ -41,7 +41,8 @@ from shmemkit.support.settings import switch
 MAGIC = b"shmemkit-cache-1"
 LOCK_TIMEOUT = 120.0  # seconds to wait for another process that makes the same entry
 TELL_AFTER = 5.0  # seconds until whoever waits says so
-MAX_ENTRIES = 1024
+MAX_ENTRIES, MAX_BYTES = 4096, 1 << 30
+LEFT_BEHIND = 3600.0  # seconds, after which nobody writes an unfinished file any more
 
 # Sources with any other #include are not cached: we could not tell when such a header changes.
 WATCHED_INCLUDES = {"entry_point.h", "cuda/atomic", "memsys.cuh", "nrt.cuh"}
@@ -130,12 +131,29 @@ def write(path, payload):
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    entries = [entry for entry in os.scandir(path.parent) if entry.name.endswith(".bin")]
-    if len(entries) > MAX_ENTRIES:
-        with contextlib.suppress(OSError):  # another process may be removing the same ones
-            oldest = sorted(entries, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)
-            for entry in oldest[: len(entries) - MAX_ENTRIES]:
-                os.unlink(entry.path)
+    _remove_old(path.parent)
+
+
+def _remove_old(folder):
+    """The entries that were used least recently, beyond MAX_ENTRIES and MAX_BYTES; and what a process left
+    that ended while it wrote."""
+    entries, old = [], []
+    for file in os.scandir(folder):
+        with contextlib.suppress(OSError):  # another process has removed it
+            status = file.stat(follow_symlinks=False)
+            if file.name.endswith(".bin"):
+                entries.append((status.st_mtime, status.st_size, file.path))
+            elif file.name.startswith(".new-") and status.st_mtime < time.time() - LEFT_BEHIND:
+                old.append(file.path)
+    n, n_bytes = len(entries), sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries):
+        if n <= MAX_ENTRIES and n_bytes <= MAX_BYTES:
+            break
+        n, n_bytes = n - 1, n_bytes - size
+        old.append(path)
+    for path in old:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 @contextlib.contextmanager

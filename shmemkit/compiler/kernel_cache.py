@@ -6,7 +6,7 @@ tables in constant memory that are filled when it is loaded (``ptx.constant_word
 that the machine code depends on:
 
     sources     of this package
-    versions    of Python, Numba, NumPy, CUDA's compilers, ...
+    versions    of Python, Numba, NumPy, CUDA's compilers, the driver, ...; and which files the compilers are
     settings    of Numba
     function    its code, its options and what its closure holds: tiles, dtypes, other device functions, of
                 which the same is taken; and what their modules have, which a program might have changed
@@ -20,18 +20,24 @@ Entries lie beside those of ``jit_cache.py``, which verifies them. SHMEMKIT_CACH
 on: it has not run on GPUs yet.
 """
 
+import contextlib
 import enum
 import functools
 import hashlib
 import importlib.metadata
 import json
+import logging
+import os
 import platform
+import sys
 import time
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
 import numpy as np
+from cuda.bindings import driver
 from cuda.core import ObjectCode
+from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 from numba.cuda import types, typing
 from numba.cuda.codegen import CUDACodeLibrary
 from numba.cuda.core import config
@@ -46,9 +52,11 @@ from . import jit_cache
 from .bounded_compile import armed, grouped
 from .ptx import TABLES
 
+_log = logging.getLogger(__name__)
 BEGUN = time.time()
 PACKAGE = __name__.partition(".")[0]
 VERSIONS = "numba", "numba-cuda", "llvmlite", "numpy", "ml-dtypes"
+SENSITIVE = "launch_config_sensitive", "shared_memory_carveout"  # attributes that an entry does not keep
 CONSTANTS = type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype, enum.Enum
 
 
@@ -61,16 +69,38 @@ def sources():
     """-> a digest of this package's sources; None if one has changed since this process began."""
     folder = Path(__file__).parents[1]
     files = sorted(folder.rglob("*.py"))
-    if not files or max(file.stat().st_ctime for file in files) > BEGUN:
+    if not files or changed(files):
         return None
     digests = ((file.relative_to(folder).as_posix(), file.read_bytes()) for file in files)
     return jit_cache.digest(*(part for pair in digests for part in pair))
 
 
+def changed(files):
+    """Whether one of the `files` has changed since this process began."""
+    return max(file.stat().st_ctime for file in files) > BEGUN
+
+
 @functools.cache
 def versions():
-    found = [importlib.metadata.version(name) for name in VERSIONS]
-    return platform.python_version(), found, nvvm.NVVM().get_version(), jit_cache.versions()
+    found = []
+    for name in VERSIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append((name, importlib.metadata.version(name)))
+    return sys.implementation.name, platform.python_version(), found, toolchain(), jit_cache.versions()
+
+
+def toolchain():
+    """-> what compiles and links: of a toolkit that pip did not install, no package says the version. Without
+    nvJitLink the driver links."""
+    found: list = [nvvm.NVVM().get_version(), nvvm.NVVM().get_ir_version()]
+    for name in ("nvvm", "nvJitLink"):
+        with contextlib.suppress(DynamicLibNotFoundError):
+            path = load_nvidia_dynamic_lib(name).abs_path
+            file = os.stat(path)
+            found.append((name, path, file.st_size, file.st_mtime_ns))
+    with contextlib.suppress(RuntimeError):  # there is none
+        found.append(driver.cuDriverGetVersion())
+    return found
 
 
 def settings():
@@ -108,8 +138,14 @@ def described(value, seen, described_by):
         raise NotDescribed(value)
 
 
+def is_own(function):
+    """Whether a function is the package's. (Of one that a program has made by ``exec``, no module may be
+    known.)"""
+    return (function.__module__ or "").partition(".")[0] == PACKAGE
+
+
 def _function(function, seen, described_by):
-    if function.__module__.partition(".")[0] != PACKAGE:
+    if not is_own(function):
         raise NotDescribed(function)
     described_by(f"function {function.__module__}.{function.__qualname__}")
     described((function.__defaults__, function.__kwdefaults__), seen, described_by)
@@ -117,6 +153,7 @@ def _function(function, seen, described_by):
     for code in codes:  # with those in it
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         described_by(code.co_code)
+        described((code.co_names, code.co_freevars, code.co_argcount, code.co_flags), seen, described_by)
         described([x for x in code.co_consts if not isinstance(x, CodeType)], seen, described_by)
         for name in code.co_names:
             value = function.__globals__.get(name)
@@ -134,7 +171,7 @@ def in_use():
 
 def key_of(kernel, argument_types):
     """-> the key of the entry; None if there is none."""
-    own = kernel.py_func.__module__.partition(".")[0] == PACKAGE
+    own = is_own(kernel.py_func)
     shown = any(getattr(config, name) for name in vars(config) if name.startswith("DUMP_"))
     if not own or armed() or grouped() or shown or kernel.targetoptions.get("debug") or sources() is None:
         return None
@@ -154,9 +191,11 @@ def key_of(kernel, argument_types):
 
 def packed(kernel):
     """-> the entry of a compiled kernel, or None."""
+    if changed(Path(__file__).parents[1].rglob("*.py")):  # a module that was imported since may be newer
+        return None
     library = kernel._codelibrary
     tables = sorted(name for name, file in TABLES.items() if file in library._linking_files)
-    sensitive = getattr(kernel, "launch_config_sensitive", False)
+    sensitive = any(getattr(kernel, name, None) for name in SENSITIVE)
     if len(tables) < len(library._linking_files) or sensitive or getattr(library, "referenced_objects", None):
         return None
     head = {"entry": kernel.entry_name, "cooperative": kernel.cooperative, "tables": tables}
@@ -209,7 +248,11 @@ def caching_compile(original):
         kernel = unpacked(entry, self.py_func.__name__, argument_types)
         if kernel is None:
             return original(self, sig)
-        kernel.bind()
+        try:
+            kernel.bind()
+        except Exception:  # the driver does not take it
+            _log.debug("%s is compiled again", self.py_func.__qualname__, exc_info=True)
+            return original(self, sig)
         self.add_overload(kernel, argument_types)
         return kernel
 

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from shmemkit.support.names_in_code import names_in
+
 from .cuda_integers import wrap
 
 _MOST = (1 << 63) - 1
@@ -160,7 +162,7 @@ def code_of(function):
 
 def _integers(function):
     """(name, value) of the integers outside of `function` that it names."""
-    for name in function.__code__.co_names:
+    for name in sorted(names_in(function.__code__)[0]):
         if type(value := function.__globals__.get(name)) is int:
             yield name, value
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

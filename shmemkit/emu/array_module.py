@@ -7,11 +7,19 @@ import numpy as np
 
 from .device_arrays import address
 from .host_arrays import HostArray
-from .launch_hook import DeviceArray
+from .ufuncs import DeviceArray
 
 
-class OnDevice(np.ndarray):
+class OnDevice(HostArray):
     """An array that a function of ``world.xp`` has made, or that was computed from one."""
+
+
+def is_on_device(a, machine):
+    """Whether the array `a` is symmetric memory of `machine`, or such as functions of a GPU's libraries
+    make."""
+    if isinstance(a, (HostArray, DeviceArray)) or hasattr(a, "__cuda_array_interface__"):
+        return True
+    return isinstance(a, np.ndarray) and 0 <= address(a) - machine.memory_address < machine.memory.size
 
 
 class ArrayModule(types.ModuleType):
@@ -27,19 +35,25 @@ class ArrayModule(types.ModuleType):
     def _converted(self, function, a, *args, **kwargs):
         result = function(a, *args, **kwargs)
         shares = result is a or result.base is not None
-        return _on_device(result.copy("K") if shares and not self._is_on_device(a) else result)
-
-    def _is_on_device(self, a):
-        if isinstance(a, (OnDevice, HostArray, DeviceArray)):
-            return True
-        memory = self._machine
-        return isinstance(a, np.ndarray) and 0 <= address(a) - memory.memory_address < memory.memory.size
+        if shares and not is_on_device(a, self._machine):
+            result, shares = result.copy("K"), False
+        return _on_device(result if shares else _allocated(result))
 
     def __getattr__(self, name):
         found = getattr(np, name)
         if isinstance(found, type) or isinstance(found, np.ufunc) or not callable(found):
             return found
-        return functools.wraps(found)(lambda *args, **kwargs: _on_device(found(*args, **kwargs)))
+        return functools.wraps(found)(lambda *args, **kwargs: _on_device(_allocated(found(*args, **kwargs))))
+
+
+def _allocated(result):
+    """`result`, which may have memory of its own. ValueError for what CuPy does not allocate."""
+    if isinstance(result, np.ndarray) and result.base is None and "float8" in result.dtype.name:
+        raise ValueError(
+            f"Unsupported dtype {result.dtype}: as CuPy, world.xp makes no arrays of float8. Use sk.empty or "
+            f"sk.array, or a view of bytes: xp.asarray(x.view('uint8')).view(ml_dtypes.{result.dtype})"
+        )
+    return result
 
 
 def _on_device(result):

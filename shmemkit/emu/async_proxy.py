@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from shmemkit.compiler.numba_internals import CUDADispatcher
+from shmemkit.support.names_in_code import names_in
 
 from .device_arrays import IntegerArray, address
 from .workers import current
@@ -95,20 +96,11 @@ def reaches(value, is_it, goes_into=lambda function: True, seen=None):
         return any(reaches(part, is_it, goes_into, seen) for part in value)
     if not isinstance(value, types.FunctionType) or not goes_into(value):
         return False
-    names = names_in(value.__code__)
-    used = [value.__globals__[name] for name in names if name in value.__globals__]
+    variables, attributes = names_in(value.__code__)
+    used = [value.__globals__[name] for name in variables if name in value.__globals__]
     for module in [v for v in used if isinstance(v, types.ModuleType)]:
-        used += [vars(module)[name] for name in names if name in vars(module)]
+        used += [vars(module)[name] for name in attributes if name in vars(module)]
     for cell in value.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is empty
             used.append(cell.cell_contents)
     return any(reaches(part, is_it, goes_into, seen) for part in used)
-
-
-def names_in(code):
-    """The global names, and those of attributes, that `code` and the functions inside it use."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= names_in(constant)
-    return names

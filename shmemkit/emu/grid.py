@@ -16,7 +16,7 @@ from shmemkit.support.settings import shown
 from .arithmetic import number
 from .async_proxy import SharedArray, is_used_by
 from .cuda_integers import from_scalar, sized
-from .device_arrays import address, device_view, uninitialised
+from .device_arrays import address, uninitialised
 from .errors import EmulatorError, OutOfBoundsError
 from .multicast_memory import Multicast
 from .participation import Part, Participation
@@ -331,9 +331,7 @@ class Launch:
         return block.shared[site]
 
     def _seen(self, array):
-        """`array` as a kernel sees it: device memory, whose accesses may be checked."""
-        races, view = self.machine.races, device_view(array, self.is_sized)
-        return view if races is None else races.tracked(view)
+        return self.machine.seen(array, self.is_sized)
 
     def _shared(self, array):
         """Likewise, shared memory, whose stores are noted if the asynchronous proxy may read it."""

@@ -78,8 +78,7 @@ def perform(function, reads=(), writes=(), stream=None):
         return _wrapped(function())
     stream = stream or machine.current[world.backend.pe]
     reads, writes = (
-        [(a, i) for a, i in parts if isinstance(a, np.ndarray) and a.size and machine.races.is_symmetric(a)]
-        for parts in (reads, writes)
+        [(a, i) for a, i in parts if isinstance(a, HostArray) and a.size] for parts in (reads, writes)
     )
     if not reads and not writes:
         result = function()
@@ -115,7 +114,7 @@ def _plain(value):
 
 def _wrapped(value):
     if isinstance(value, np.ndarray):
-        return value.view(HostArray)
+        return value if isinstance(value, HostArray) else value.view(HostArray)
     return type(value)(map(_wrapped, value)) if type(value) in (list, tuple) else value
 
 

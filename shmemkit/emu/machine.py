@@ -13,7 +13,7 @@ from shmemkit.support.progress import showing
 from .clocked_threads import CheckedBlock
 from .collective_calls import SLOT, SLOTS, Calls
 from .collectives import Collectives
-from .device_arrays import address
+from .device_arrays import address, device_view
 from .errors import DeadlockError, RaceError, add_text, races_text
 from .gpu_model import gpu_of
 from .grid import Block
@@ -78,6 +78,11 @@ class Machine:
         self.os_thread = threading.get_ident()  # that runs everything
         self.host_waits = {}  # PE -> () -> what its host program waits for
         self.host_waiter = self._run_here  # how a host program waits; several PEs or processes replace it
+
+    def seen(self, array, is_sized):
+        """`array` as a kernel sees it: device memory, whose accesses may be checked."""
+        view = device_view(array, is_sized)
+        return view if self.races is None else self.races.tracked(view)
 
     def peer(self, block, array, pe):
         """Symmetric `array` of the block's PE, on `pe`."""

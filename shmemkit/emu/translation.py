@@ -2,9 +2,10 @@
 
 The function keeps its code; its globals and closure are replaced by what they mean on the emulator: ``cuda``
 becomes the stand-in of ``cuda_module.py``, Numba's and NumPy's integer types become casts that wrap, arrays
-become constants, device functions are treated the same way, and the device modules of nvshmem4py and their
-functions become the stand-ins that ``use_device_modules`` was given. The primitives of ``shmemkit.device``
-need nothing: their Python bodies are the emulator's.
+of the host become constants, device functions are treated the same way, and the device modules of nvshmem4py
+and their functions become the stand-ins that ``use_device_modules`` was given. Arrays of the device stay
+memory that others change, as for Numba. The primitives of ``shmemkit.device`` need nothing: their Python
+bodies are the emulator's.
 
 Kernels that ask for the width of integers (`cuda.clz`) are translated so that these know it.
 """
@@ -16,12 +17,18 @@ import numba
 import numpy as np
 from numba import cuda as numba_cuda
 
+from shmemkit.support.host_program import current_world
+from shmemkit.support.names_in_code import names_in
+
 from . import signatures
 from .arithmetic import HELPERS, MATH, code_of, math_module, number, to_float
-from .async_proxy import names_in, reaches
+from .array_module import is_on_device
+from .async_proxy import reaches
 from .cuda_integers import CASTS, FLOATS, SIZED_CASTS, from_scalar, sized
 from .cuda_module import Cuda, Lazy, Namespace, SizedCuda, cast_of
 from .device_arrays import device_view
+from .thread import Thread
+from .workers import running
 
 _device_modules = dict
 
@@ -68,6 +75,14 @@ def _module(module, is_sized):
     return module
 
 
+def _machine():
+    """What the program runs on; None without a World."""
+    here = running()
+    if isinstance(here, Thread):
+        return here.block.machine
+    return getattr(getattr(current_world(), "backend", None), "machine", None)
+
+
 def _translate(value, name, is_sized):
     """What `value`, found under `name` in a kernel's globals or closure, is on the emulator."""
     if isinstance(value, types.ModuleType):
@@ -80,7 +95,10 @@ def _translate(value, name, is_sized):
         cast = cast_of(value, is_sized)
         return value if cast is None else cast
     if isinstance(value, np.ndarray):
-        constant = value.copy()
+        machine = _machine()
+        if machine is not None and is_on_device(value, machine):
+            return machine.seen(value, is_sized)
+        constant = np.array(value)  # no access of the program's, as value.copy() might be
         constant.flags.writeable = False
         return device_view(constant, is_sized)
     if isinstance(value, np.generic):
@@ -158,7 +176,7 @@ def rebind(function, is_sized=None):
     new.__is_sized__ = is_sized
     versions[is_sized] = new  # before its globals: functions may refer to each other
     try:
-        for name in names_in(function.__code__):
+        for name in names_in(function.__code__)[0]:
             if name in translated:
                 translated[name] = _translate(translated[name], name, is_sized)
             elif name == "float":

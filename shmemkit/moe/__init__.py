@@ -23,7 +23,16 @@ from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import call_on, converted, is_tensor, keyed, new_output, tensor_of, with_shape
+from shmemkit.support.arrays import (
+    call_on,
+    converted,
+    is_tensor,
+    keyed,
+    new_array,
+    new_output,
+    tensor_of,
+    with_shape,
+)
 from shmemkit.support.settings import array_text, integer, listed, options_of, shown
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, DType
 
@@ -201,7 +210,7 @@ class ExpertParallel:
             rows = sizes.n_local, self.capacity
             scales = xp.empty((*rows, sizes.n_scales), "float32")
             self.received = Received(
-                xp.empty((*rows, sizes.hidden), sizes.dispatch_dtype),
+                new_array(xp, (*rows, sizes.hidden), sizes.dispatch_dtype),
                 xp.zeros(sizes.n_local, "int32"),
                 scales if sizes.n_scales else None,
             )

@@ -116,7 +116,7 @@ class GpuRecorder:
         self.offset, self.uncertainty = self._offset()
         self._ahead, self._event, self._seen = self._host_clock()
         self.calls = []  # of the host program: (name, begin, end), by its clock
-        self.copies = []  # (address, bytes, event before it, event behind it)
+        self.copies = []  # (addresses to and from, bytes, event before it, event behind it)
         self.lost = 0  # calls and copies beyond MOST
         world.synchronize()
         before = modules.record_to(self.buffer, self.buffer.data.ptr, self.capacity, self.sms)
@@ -162,15 +162,15 @@ class GpuRecorder:
         if self.has_room(self.calls):
             self.calls.append((name, begin, end))
 
-    def copied(self, address, n_bytes, enqueue, handle):
-        """Enqueue a copy to `address` between two events: copy engines may work where no multiprocessor is
-        free. Of a graph's copies the last run is known."""
+    def copied(self, addresses, n_bytes, enqueue, handle):
+        """Enqueue a copy, to and from these `addresses`, between two events: copy engines may work where no
+        multiprocessor is free. Of a graph's copies the last run is known."""
         if not self.has_room(self.copies):
             enqueue(handle)
             return
         begin = self.world.backend.timed_event(handle)
         enqueue(handle)
-        self.copies.append((address, n_bytes, begin, self.world.backend.timed_event(handle)))
+        self.copies.append((addresses, n_bytes, begin, self.world.backend.timed_event(handle)))
 
     def has_room(self, those):
         full = len(those) >= MOST
@@ -215,13 +215,24 @@ class GpuRecorder:
         return trace(spans, marks, unit="ns", dropped=dropped, **about)
 
     def _of_copies(self):
-        for address, n_bytes, begin, end in self.copies:
+        for addresses, n_bytes, begin, end in self.copies:
             since, took = (self.world.backend.elapsed_ns(*p) for p in ((self._event, begin), (begin, end)))
             if since is not None and took is not None:  # else it has not run, as those of a graph
-                owner = self.world.locate(address)[2]
-                name = "copy" if owner in (None, self.me) else f"copy to rank {owner}"
                 first = self._seen + since
-                yield Span(Track(self.me, COPIES), "copy", name, first, first + took, {"bytes": n_bytes})
+                yield Span(
+                    Track(self.me, COPIES),
+                    "copy",
+                    self._name(*addresses),
+                    first,
+                    first + took,
+                    {"bytes": n_bytes},
+                )
+
+    def _name(self, *addresses):
+        """Of a copy to and from these addresses."""
+        to, of = (self.world.locate(address)[2] for address in addresses)
+        here = None, self.me
+        return f"copy to rank {to}" if to not in here else "copy" if of in here else f"copy from rank {of}"
 
     def _of_host(self):
         for name, begin, end in self.calls:

@@ -189,12 +189,13 @@ class SymmetricMemory:
 
     def _store(self, result, values):
         """``result[...] = values``, on the World's stream. CuPy cannot convert to float8; the host does."""
+        on_host = self.xp.ndarray is np.ndarray
         with self.stream:
-            if self.xp.ndarray is not np.ndarray and "float8" in result.dtype.name:
+            if "float8" in result.dtype.name and not on_host:
                 host = values.get() if isinstance(values, self.xp.ndarray) else np.asarray(values)
                 values = np.broadcast_to(host, result.shape).astype(result.dtype).view("uint8")
                 result = result.view("uint8")
-            result[...] = self.xp.asarray(values)
+            result[...] = values if on_host else self.xp.asarray(values)
 
     def signals(self, n: Shape, name: str | None = None) -> Array:
         """Allocate `n` symmetric signals, or an array of them of shape `n`: uint64 zeros, for ``wait``,

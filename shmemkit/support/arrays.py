@@ -201,6 +201,14 @@ def call_on(world, stream, *arrays):
 # ---- new ones, and where they lie
 
 
+def new_array(module, shape, dtype) -> Any:
+    """-> a new array of `module`. CuPy allocates no float8, but has arrays of it: views of bytes."""
+    dtype = np.dtype(dtype)
+    if dtype.type.__module__ == "numpy":
+        return module.empty(shape, dtype)
+    return module.empty(shape, f"uint{8 * dtype.itemsize}").view(dtype)
+
+
 def new_output(like: T, shape, dtype, module, stream, follow) -> T:
     """-> a new array of `dtype`, PyTorch's if `like` is, else of `module`. What is enqueued on
     `stream` (None: the World's, or CuPy's current one) from now on runs after what may have used its memory
@@ -212,7 +220,7 @@ def new_output(like: T, shape, dtype, module, stream, follow) -> T:
         name = str(dtype).removeprefix("torch.")
         out, made_on = like.new_empty(shape, dtype=getattr(sys.modules["torch"], name)), stream_of(None, like)
     else:
-        out, made_on = module.empty(shape, dtype), None
+        out, made_on = new_array(module, shape, dtype), None
     made_there = stream is None if made_on is None else stream == made_on
     if not made_there:
         follow(stream, made_on)

@@ -4,9 +4,9 @@
 
 import functools
 
-import gpu
 import numpy as np
 import pytest
+from gpu import on_gpus
 from numba import cuda
 
 import shmemkit as sk
@@ -22,12 +22,7 @@ from shmemkit.device import (
     rank,
 )
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def world():
-    return gpu.world()
+pytestmark = pytest.mark.ranks
 
 
 FORMS = {
@@ -55,11 +50,11 @@ def ring(form):
     return kernel, threads
 
 
-@pytest.mark.parametrize("size", [4, 1000, 4096])
+@pytest.mark.parametrize("size", on_gpus([4, 1000, 4096], [4, 40]))
 @pytest.mark.parametrize("form", FORMS)
 def test_words_that_are_sent(world, form, size):
     kernel, threads = ring(form)
-    rows = 50
+    rows = on_gpus(50, 3)
     x, y = world.xp.zeros(size, "uint8"), world.xp.zeros((rows, size), "uint8")
     mine, theirs = (sk.zeros((rows, ll_words(size)), "uint64") for _ in range(2))
     step = sk.bind(kernel, grid=1, block=threads, args=(x, y, mine, theirs, 1))

@@ -1,9 +1,9 @@
 """All-gathers by copy engines on GPUs, beside a kernel that consumes the segments. On 1, 2 and 4 ranks:
 ``mpirun -n 4 python3 -m pytest -m gpu -k test_gpu_all_gather_copy``."""
 
-import gpu
 import numpy as np
 import pytest
+from gpu import on_gpus
 from numba import cuda
 from small_kernels import spin
 
@@ -11,15 +11,12 @@ import shmemkit as sk
 from shmemkit.collectives.all_gather.copy_engine import CopyPull, CopyPush
 from shmemkit.device import num_ranks, rank, wait_block
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ranks
+SIZE, CALLS, REPLAYS = on_gpus((50_000, 2000, 20), (40, 10, 4))
+BLOCKS, THREADS = on_gpus((8, 256), (2, 8))
 METHODS = {"copy_push": CopyPush, "copy_pull": CopyPull}
 methods = pytest.mark.parametrize("method", METHODS)
 outputs = pytest.mark.parametrize("symmetric", [False, True], ids=["private", "symmetric"])
-
-
-@pytest.fixture
-def world():
-    return gpu.world()
 
 
 @cuda.jit
@@ -58,19 +55,19 @@ def room_for(world, n, dtype, symmetric):
 
 @methods
 @outputs
-def test_2000_overlaps_of_ranks_that_are_apart(world, method, symmetric):
-    n, size, delay = world.n_ranks, 50_000, np.random.default_rng(world.rank)
+def test_overlaps_of_ranks_that_are_apart(world, method, symmetric):
+    n, size, delay = world.n_ranks, SIZE, np.random.default_rng(world.rank)
     engine = METHODS[method](world, n * size * 4)
     out, x = room_for(world, n * size, "int32", symmetric), world.xp.zeros(size, "int32")
     call, wrong = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int64")
     world.synchronize()
     transfer, whole = engine.overlap(x, out), engine.bind(x, out, False)
-    late, making = (sk.bind(spin, 1, 1, (0,)), sk.bind(give, 8, 256, (x, call)))
-    consuming = sk.bind(consume, 8, 256, (out, engine.arrived, call, wrong))
+    late, making = (sk.bind(spin, 1, 1, (0,)), sk.bind(give, BLOCKS, THREADS, (x, call)))
+    consuming = sk.bind(consume, BLOCKS, THREADS, (out, engine.arrived, call, wrong))
     counting = sk.bind(count, 1, 1, (call,))
-    for number in range(2000):
+    for number in range(CALLS):
         if delay.random() < 0.05:
-            late.set(0, int(delay.integers(1000, 300_000)))
+            late.set(0, int(delay.integers(1000, on_gpus(300_000, 20_000))))
             late()
         making()
         if number % 7 == 3:  # a whole one between them
@@ -82,7 +79,7 @@ def test_2000_overlaps_of_ranks_that_are_apart(world, method, symmetric):
             consuming()
             transfer.finish(awaited=number % 2 == 0)
         counting()
-    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == 2000
+    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == CALLS
     assert world.asnumpy(engine.arrived).tolist() == [k == world.rank or transfer.pushes for k in range(n)]
     engine.free()
     if symmetric:
@@ -92,15 +89,15 @@ def test_2000_overlaps_of_ranks_that_are_apart(world, method, symmetric):
 @methods
 @outputs
 def test_graphs_of_overlaps_and_whole_calls(world, method, symmetric):
-    n, size = world.n_ranks, 50_000
+    n, size = world.n_ranks, SIZE
     engine = METHODS[method](world, n * size * 4)
     out, x = room_for(world, n * size, "int32", symmetric), world.xp.zeros(size, "int32")
     call, wrong = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int64")
     world.synchronize()
     transfer, whole = engine.overlap(x, out), engine.bind(x, out, False)
-    making = sk.bind(give, 8, 256, (x, call))
-    consuming = sk.bind(consume, 8, 256, (out, engine.arrived, call, wrong))
-    checking = sk.bind(consume, 8, 256, (out, world.xp.ones(n, "uint64"), call, wrong))
+    making = sk.bind(give, BLOCKS, THREADS, (x, call))
+    consuming = sk.bind(consume, BLOCKS, THREADS, (out, engine.arrived, call, wrong))
+    checking = sk.bind(consume, BLOCKS, THREADS, (out, world.xp.ones(n, "uint64"), call, wrong))
     counting = sk.bind(count, 1, 1, (call,))
     world.synchronize()
     world.stream.begin_capture()
@@ -115,14 +112,14 @@ def test_graphs_of_overlaps_and_whole_calls(world, method, symmetric):
         checking()
         counting()
     graph = world.stream.end_capture()
-    for repeat in range(20):
+    for repeat in range(REPLAYS):
         if repeat % 4 == 3:
             making()
             whole()
             checking()
             counting()
         graph.launch(world.stream)
-    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == 20 * 6 + 5
+    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == 6 * REPLAYS + REPLAYS // 4
     engine.free()
     if symmetric:
         world.free(out)

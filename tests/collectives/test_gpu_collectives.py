@@ -4,9 +4,10 @@
 
 import contextlib
 
-import gpu
 import numpy as np
 import pytest
+from fast import in_turn, slow
+from gpu import on_gpus
 from numba import cuda
 from small_kernels import spin
 from specification import ALL, calls, full
@@ -15,17 +16,27 @@ import shmemkit as sk
 from shmemkit.device import num_ranks, rank, symm_at
 from shmemkit.runtime.symmetric_memory import as_dtype
 
-pytestmark = pytest.mark.gpu
-CALLS = 2000
+pytestmark = pytest.mark.ranks
+CALLS, REPLAYS, SIZES = on_gpus((500, 50, (40_000, 5)), (5, 2, (40, 5)))
+IN_GRAPH = on_gpus(20, 4)
 WAYS = [(name, method) for name, what in ALL.items() for method in (*what.kind.methods, "auto")]
 WAYS = [way for way in WAYS if "multimem" not in way[1]]  # never run where multicast is turned off
-every = pytest.mark.parametrize("name, method", WAYS)
-sums = pytest.mark.parametrize("name, method", [way for way in WAYS if ALL[way[0]].reduces])
-
-
-@pytest.fixture
-def world():
-    return gpu.world()
+every = pytest.mark.parametrize(
+    "name, method", [pytest.param(*way, marks=[pytest.mark.slow] * (way[1] == "auto")) for way in WAYS]
+)
+SUMS = [way for way in WAYS if ALL[way[0]].reduces and way[1] != "auto"]
+OTHERS = [way for way in WAYS if way not in SUMS and way[1] != "auto"]
+# A kernel of a reduction takes a second to compile, for each dtype and width: in the fast set most tests use
+# the same. `shmemkit check` goes through all.
+ERRORS = [("float16", 2e-3), ("bfloat16", 1e-2), ("float32", 1e-6)]
+FLOATS = [("float32", 100_001, "touching", 0, False)]
+PLACES = [
+    ("uint8", 3_000_001, "apart", 0, False),
+    ("uint8", 300_001, "apart", 1, False),
+    ("float16", 100_001, "in place", 1, False),
+    ("int32", 100_001, "apart", 2, True),
+    ("uint8", 300_001, "in place", 8, True),
+]
 
 
 @contextlib.contextmanager
@@ -44,26 +55,19 @@ def make(world, name, nbytes, method, root=0):
         return ALL[name].make(world, nbytes, method, "sum", root)
 
 
-def another_stream(world):
-    return world.xp.cuda.Stream(non_blocking=True)
-
-
 def sleep_now_and_then(world, delay):
     """A rank is late."""
     if delay.random() < 0.05:
-        spin[1, 1, world.stream](int(delay.integers(1000, 300_000)))
+        spin[1, 1, world.stream](int(delay.integers(1000, on_gpus(300_000, 20_000))))
 
 
-@every
+@pytest.mark.gpu("test_every_method.py makes such calls on the emulator")
 @pytest.mark.parametrize(
-    "dtype, most, where, unaligned, symmetric",
+    "name, method, dtype, most, where, unaligned, symmetric",
     [
-        ("uint8", 3_000_001, "apart", 0, False),
-        ("uint8", 300_001, "apart", 1, False),
-        ("float16", 100_001, "in place", 1, False),
-        ("float32", 100_001, "touching", 0, False),
-        ("int32", 100_001, "apart", 2, True),
-        ("uint8", 300_001, "in place", 8, True),
+        *in_turn(SUMS, FLOATS),
+        *in_turn(OTHERS, PLACES + FLOATS),
+        *slow(*((*way, *place) for way in SUMS for place in PLACES)),
     ],
 )
 def test_lengths_and_places(world, name, method, dtype, most, where, unaligned, symmetric):
@@ -79,18 +83,18 @@ def test_lengths_and_places(world, name, method, dtype, most, where, unaligned, 
 class InARow:
     """Calls of two sizes whose x is `more` than what is given, and whose results the GPU checks."""
 
-    def __init__(self, world, name, method, sizes=(40_000, 5)):
+    def __init__(self, world, name, method, sizes=SIZES):
         self.world, self.what, self.root = world, ALL[name], world.n_ranks - 1
         what, n, me, xp = self.what, world.n_ranks, world.rank, world.xp
-        self.made = make(world, name, full(what, n, max(sizes), "int32"), method, self.root)
+        self.made = make(world, name, full(what, n, max(sizes), "float32"), method, self.root)
         self.each = n if what.reduces else 1  # what comes of 1 more on all ranks
         self.given, self.wanted, self.outs, self.wrong = [], [], [], xp.zeros(1, "int64")
         for size in sizes:
-            given = what.given(0, size, "int32", n)
+            given = what.given(0, size, "float32", n)
             shape = (n, size) if what.gathers else (size,)
             self.given.append(xp.asarray(given[me]))
             self.wanted.append(xp.asarray(what.wanted(given, method, me, "sum", self.root)))
-            self.outs.append([xp.zeros(shape, "int32"), self.made.output(shape, "int32")])
+            self.outs.append([xp.zeros(shape, "float32"), self.made.output(shape, "float32")])
 
     def call(self, x, out, stream=None):
         self.what.call(self.made, x, out, stream)
@@ -105,7 +109,7 @@ class InARow:
 
 
 @every
-def test_2000_calls_of_ranks_that_are_apart(world, name, method):
+def test_calls_of_ranks_that_are_apart(world, name, method):
     """Now and then a rank is late. Outputs are private and symmetric in turn."""
     delay, row = np.random.default_rng(world.rank), InARow(world, name, method)
     for call in range(CALLS):
@@ -119,18 +123,18 @@ def test_2000_calls_of_ranks_that_are_apart(world, name, method):
 
 @every
 def test_graphs_and_streams(world, name, method):
-    """A graph of 20 calls on two streams, some of which overlap by programmatic launch; and calls between
+    """A graph of calls on two streams, some of which overlap by programmatic launch; and calls between
     its launches, on another stream in turn."""
-    row, other, stream = InARow(world, name, method), another_stream(world), world.stream
+    row, other, stream = InARow(world, name, method), world.backend.new_stream(), world.stream
     xs = [given.copy() for given in row.given]
     world.synchronize()
     stream.begin_capture()
     other.wait_event(stream.record())
-    for i in range(20):
+    for i in range(IN_GRAPH):
         row.call(xs[i % 2], row.outs[i % 2][0], (None, None, other)[i % 3])
     stream.wait_event(other.record())
     graph = stream.end_capture()
-    for repeat in range(50):
+    for repeat in range(REPLAYS):
         for x, given in zip(xs, row.given, strict=True):
             x[...] = given + 100 * repeat
         graph.launch(stream)
@@ -144,15 +148,15 @@ def test_graphs_and_streams(world, name, method):
     row.end()
 
 
-@sums
-@pytest.mark.parametrize("dtype, error", [("float16", 2e-3), ("bfloat16", 1e-2), ("float32", 1e-6)])
+@pytest.mark.parametrize("name, method, dtype, error", in_turn(SUMS, ERRORS))
 def test_close_to_float64_and_the_same_bits_in_every_run(world, name, method, dtype, error):
     what, n, me, bits = ALL[name], world.n_ranks, world.rank, set()
-    shape = (n, 30_000) if what.scatters else (n * 30_000,)
+    size = on_gpus(30_000, 100)
+    shape = (n, size) if what.scatters else (n * size,)
     given = [np.random.default_rng(r).standard_normal(shape).astype(as_dtype(dtype)) for r in range(n)]
     made, x = make(world, name, given[0].nbytes, method), world.xp.asarray(given[me])
     out = world.xp.zeros(shape[-1], x.dtype)
-    for _ in range(50):
+    for _ in range(REPLAYS):
         what.call(made, x, out)
         found = world.asnumpy(out)
         bits.add(found.tobytes())
@@ -171,6 +175,7 @@ def hashed(world, size, rank, call, bits):
     return words * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - bits)
 
 
+@pytest.mark.gpu("what its copy engines do")
 @pytest.mark.parametrize("bits", [64, 2])
 @pytest.mark.parametrize("captured", [False, True])
 def test_pieces_of_copies_come_whole(world, bits, captured):
@@ -197,6 +202,7 @@ def test_pieces_of_copies_come_whole(world, bits, captured):
     exchange.free()
 
 
+@pytest.mark.gpu("NVLink multicast")
 @pytest.mark.parametrize("method", ["multimem", "ll_2d_multimem"])
 def test_multimem_is_refused_where_it_is_turned_off(world, method, monkeypatch):
     monkeypatch.setenv("NVSHMEM_DISABLE_NVLS", "1")
@@ -213,7 +219,7 @@ def test_variable_splits(world, symmetric):
     x = world.xp.zeros((rows, 8), "int64")
     out = exchange.output(x.shape, "int64") if symmetric else world.xp.zeros(x.shape, "int64")
     came, wrong = world.xp.zeros(n, "int64"), world.xp.zeros(1, "int64")
-    for call in range(CALLS // 4):
+    for call in range(CALLS):
         splits = rng.integers(0, 17, (n, n)) * rng.integers(0, 2, (n, n))  # of all ranks
         x[...] = (1000 * call + 100_000_000 * me + world.xp.arange(rows))[:, None]
         sleep_now_and_then(world, delay)
@@ -247,7 +253,7 @@ def look(seen, call, wrong):
 
 
 def test_all_meet_at_barriers(world):
-    """2000 times, ranks being late, and in graphs."""
+    """Many times, ranks being late, and in graphs."""
     delay, barrier = np.random.default_rng(world.rank), sk.Barrier(world)
     seen = sk.zeros(world.n_ranks, "int64")
     call, wrong = world.xp.ones(1, "int64"), world.xp.zeros(1, "int64")
@@ -260,15 +266,16 @@ def test_all_meet_at_barriers(world):
         looking()
         barrier()
 
-    for _ in range(CALLS):
+    for _ in range(4 * CALLS):
         sleep_now_and_then(world, delay)
         meet()
     world.stream.begin_capture()
-    for _ in range(20):
+    for _ in range(IN_GRAPH):
         meet()
     graph = world.stream.end_capture()
-    for _ in range(50):
+    for _ in range(REPLAYS):
         graph.launch(world.stream)
-    assert int(world.asnumpy(wrong)[0]) == 0 and int(world.asnumpy(call)[0]) == 1 + CALLS + 1000
+    assert int(world.asnumpy(wrong)[0]) == 0
+    assert int(world.asnumpy(call)[0]) == 1 + 4 * CALLS + IN_GRAPH * REPLAYS
     barrier.free()
     sk.free(seen)

@@ -58,7 +58,7 @@ def test_any_number_of_ranks(pes, n_pes):
     pes(n_pes).run(send_around, 4, 8, "float32", [7, 3, 9], 2, 2, 8)
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if "float8" not in dtype])  # Numba has none
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_any_dtype(pes, dtype):
     pes(2).run(send_around, 3, 5, dtype, [4, 4], 2, 1, 4)
 

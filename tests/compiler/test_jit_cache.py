@@ -180,7 +180,8 @@ def test_a_failing_compiler_leaves_nothing(folder):
     assert jit_cache.cached("ab", Maker()) == b"code"
 
 
-def test_the_oldest_entries_go(folder):
+def test_the_oldest_entries_go(folder, monkeypatch):
+    monkeypatch.setattr(jit_cache, "MAX_ENTRIES", 12)
     jit_cache.cached("new", Maker())
     for i in range(jit_cache.MAX_ENTRIES + 2):
         (folder / f"{i}.bin").touch()
@@ -189,6 +190,23 @@ def test_the_oldest_entries_go(folder):
     left = {path.name for path in folder.glob("*.bin")}
     assert len(left) == jit_cache.MAX_ENTRIES and {"new.bin", "newer.bin", "4.bin"} < left
     assert not left & {f"{i}.bin" for i in range(4)}
+
+
+def test_the_oldest_bytes_go(folder, monkeypatch):
+    monkeypatch.setattr(jit_cache, "MAX_BYTES", 3000)
+    for i in range(5):
+        jit_cache.cached(f"{i}", lambda: bytes(900))
+        os.utime(folder / f"{i}.bin", (i, i))
+    assert {path.name for path in folder.glob("*.bin")} == {"2.bin", "3.bin", "4.bin"}
+
+
+def test_what_a_killed_process_left_goes(folder):
+    jit_cache.cached("a", Maker())
+    for name, age in (("old", 2 * jit_cache.LEFT_BEHIND), ("new", 0)):
+        (folder / f".new-{name}").touch()
+        os.utime(folder / f".new-{name}", (time.time() - age,) * 2)
+    jit_cache.cached("b", Maker())
+    assert [path.name for path in folder.glob(".new-*")] == [".new-new"]
 
 
 def test_a_lock_that_is_not_released_is_waited_for_only_so_long(folder, monkeypatch, capsys):

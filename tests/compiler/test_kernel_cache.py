@@ -118,6 +118,30 @@ def test_a_damaged_entry_is_compiled_anew(tmp_path):
     assert compile.compiled == 2
 
 
+def test_a_kernel_that_the_driver_refuses_is_compiled_anew(driver):
+    compile = Compiler()
+    compile(KERNEL, TYPES)
+    refusing = [RuntimeError("no kernel image is available"), driver.create_module_image.return_value]
+    driver.create_module_image.side_effect = refusing
+    compile(KERNEL, TYPES)
+    assert compile.compiled == 2
+
+
+def test_sources_that_change_while_it_is_compiled(monkeypatch):
+    """What has been compiled may be newer than the key."""
+    compile, packed = Compiler(), kernel_cache.packed
+
+    def changed(kernel):
+        monkeypatch.setattr(kernel_cache, "BEGUN", 0)
+        return packed(kernel)
+
+    monkeypatch.setattr(kernel_cache, "packed", changed)
+    compile(KERNEL, TYPES)
+    monkeypatch.setattr(kernel_cache, "BEGUN", time.time() + 1)
+    compile(KERNEL, TYPES)
+    assert compile.compiled == 2
+
+
 def test_a_table_that_is_not_there(monkeypatch):
     compile = Compiler()
     monkeypatch.setattr(kernel_cache, "packed", lambda kernel: b'{"tables": ["no such"]}\n')
@@ -158,9 +182,12 @@ def test_every_part_of_a_key_counts(monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(CUDACodeLibrary, "_ensure_cc", lambda library, cc: (8, 0, ""))
         keys.append(key())
-    with monkeypatch.context() as patch:
-        patch.setattr(kernel_cache, "versions", lambda: ["others"])
-        keys.append(key())
+    for name, value in (("toolchain", lambda: ["another"]), ("VERSIONS", ("numba", "not installed"))):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel_cache, name, value)
+            kernel_cache.versions.cache_clear()
+            keys.append(key())
+    kernel_cache.versions.cache_clear()
     with monkeypatch.context() as patch:
         package = tmp_path / "package"
         (package / "compiler").mkdir(parents=True)
@@ -172,12 +199,26 @@ def test_every_part_of_a_key_counts(monkeypatch, tmp_path):
     assert len(set(keys)) == len(keys)
 
 
+def test_names_count():
+    """Of generated functions the names may be all that differs."""
+    digests = set()
+    for name in ("a", "b"):
+        names = {"__name__": "shmemkit.generated"}
+        exec(f"def kernel(x):\n x[0] = cuda.{name}", names)
+        parts = []
+        kernel_cache.described(names["kernel"], {}, parts.append)
+        digests.add(repr(parts))
+    assert len(digests) == 2
+
+
 def test_what_is_not_kept(monkeypatch, tmp_path):
     def swapped(turn, n_m, n_n):
         return turn // n_n, turn % n_n
 
     kept = kernel_cache.key_of
     assert kept(gemm_kernel(Tile(64, 64), KINDS), ()) is not None
+    exec("def nameless(x):\n x[0] = 1", names := {"__builtins__": {}})
+    assert names["nameless"].__module__ is None and kept(CUDADispatcher(names["nameless"], {}), ()) is None
     theirs = CUDADispatcher(swapped, {"device": True})
     assert kept(theirs, ()) is None
     order = sm90.ordered(theirs)

@@ -94,6 +94,31 @@ def test_report_of_a_missing_fence():
     assert (race.first.what, race.first.rank, race.second.rank) == ("its put_nbi, under way, writes", 0, 1)
 
 
+x: object = None  # a symmetric array, in the test below
+
+
+@cuda.jit
+def reads_no_x(inbox, out, signals):
+    i = cuda.threadIdx.x
+    symm_at(inbox, 1 - rank())[i] = 7
+    notify(signals, 1 - rank(), 1)
+    wait(signals, 1, "sys", "acquire", 1)
+    out[i] = inbox[i]
+
+
+def test_an_attributes_name_captures_no_array(monkeypatch):
+    """The module's `x` is not what ``cuda.threadIdx.x`` names, so the kernel captures nothing."""
+
+    def main(world):
+        inbox, out = sk.zeros(1, "int32"), np.zeros(1, "int32")
+        monkeypatch.setitem(globals(), "x", inbox)
+        reads_no_x[1, 1, world.stream](inbox, out, sk.signals(1))
+        world.synchronize()
+        return out.tolist()
+
+    assert clean(2, main) == [[7]] * 2
+
+
 def test_same_lines_are_reported_once():
     @cuda.jit
     def kernel(x):

@@ -1,21 +1,17 @@
 """ExpertParallel on GPUs: ``mpirun -n 4 python3 -m pytest -m gpu -k test_gpu_expert_parallel``, 1 and 2
 too."""
 
-import gpu
 import numpy as np
 import pytest
+from gpu import on_gpus
 from numba import cuda
 
 import shmemkit as sk
 from shmemkit.runtime.symmetric_memory import as_dtype
 
-pytestmark = pytest.mark.gpu
-CALLS = 2000
-
-
-@pytest.fixture
-def world():
-    return gpu.world()
+pytestmark = pytest.mark.ranks
+CALLS, REPEATS = on_gpus((2000, 30), (8, 4))
+TOKENS, HIDDEN = on_gpus((64, 512), (6, 16))
 
 
 @cuda.jit
@@ -37,6 +33,7 @@ def received_rows(of_all, expert):
     return np.concatenate([x[(experts == expert).any(axis=1)] for x, experts, _ in of_all])
 
 
+@pytest.mark.gpu("test_expert_parallel.py has other sizes")
 @pytest.mark.parametrize(
     "hidden, n_local, top_k, dtype, index",
     [
@@ -70,12 +67,13 @@ def test_shapes(world, hidden, n_local, top_k, dtype, index):
     ep.free()
 
 
-def test_2000_calls_of_ranks_that_are_apart(world):
+def test_calls_of_ranks_that_are_apart(world):
     """Now and then a rank is late; each result is checked, on the GPU."""
     n, me, xp, delay = world.n_ranks, world.rank, world.xp, np.random.default_rng(world.rank)
-    ep = sk.ExpertParallel(world, 64, 512, 4 * n, 4, "float32")
+    ep = sk.ExpertParallel(world, TOKENS, HIDDEN, 4 * n, 4, "float32")
     sets = [
-        tokens_of(which, me, tokens, 4 * n, 4, 512) for which, tokens in enumerate((64, 1, 0, 17 + me, 64))
+        tokens_of(which, me, tokens, 4 * n, 4, HIDDEN)
+        for which, tokens in enumerate((TOKENS, 1, 0, TOKENS // 4 + me, TOKENS))
     ]
     sets = [(x.astype("float32"), e, w) for x, e, w in sets]
     on_gpu = [tuple(xp.asarray(array) for array in arrays) for arrays in sets]
@@ -83,7 +81,7 @@ def test_2000_calls_of_ranks_that_are_apart(world):
     wrong = xp.zeros(1, "int64")
     for call in range(CALLS):
         if delay.random() < 0.05:
-            spin[1, 1, world.stream](int(delay.integers(1000, 300_000)))
+            spin[1, 1, world.stream](int(delay.integers(1000, on_gpus(300_000, 20_000))))
         which = (7 * call) % len(sets)
         x, experts, weights = on_gpu[which]
         x = x + call % 50
@@ -98,8 +96,9 @@ def test_2000_calls_of_ranks_that_are_apart(world):
 
 def test_graphs_interleaved(world):
     n, me, xp = world.n_ranks, world.rank, world.xp
-    ep = sk.ExpertParallel(world, 32, 1024, 2 * n, 2, "bfloat16")
-    xs = [xp.asarray(np.zeros((tokens, 1024), ep.sizes.dtype)) for tokens in (32, 5)]
+    tokens, hidden = TOKENS // 2, 2 * HIDDEN
+    ep = sk.ExpertParallel(world, tokens, hidden, 2 * n, 2, "bfloat16")
+    xs = [xp.asarray(np.zeros((tokens, hidden), ep.sizes.dtype)) for tokens in (tokens, 2)]
     tables = [xp.zeros((len(x), 2), "int32") for x in xs]
     outs = [xp.empty_like(x) for x in xs]
     graphs = []
@@ -110,12 +109,12 @@ def test_graphs_interleaved(world):
         for _ in range(3):
             ep.combine(ep.dispatch(x, experts).rows, out)
         graphs.append(world.stream.end_capture())
-    for repeat in range(30):
+    for repeat in range(REPEATS):
         which = repeat % 2
         x, experts, out = xs[which], tables[which], outs[which]
-        given, routed, _ = tokens_of(repeat, me, len(x), 2 * n, 2, 1024)
-        x.set(given.astype(ep.sizes.dtype), world.stream)
-        experts.set(routed.astype("int32"), world.stream)
+        given, routed, _ = tokens_of(repeat, me, len(x), 2 * n, 2, hidden)
+        x[...] = xp.asarray(given.astype(ep.sizes.dtype))
+        experts[...] = xp.asarray(routed.astype("int32"))
         if repeat % 5:
             graphs[which].launch(world.stream)
         else:
@@ -129,18 +128,18 @@ def test_two_objects_on_two_streams(world):
     """Calls run in the order of the host's, the same on all ranks; now one stream is late, now the other."""
     n, me, xp = world.n_ranks, world.rank, world.xp
     order, delays = np.random.default_rng(0), np.random.default_rng(me)
-    x, experts, weights = tokens_of(0, me, 128, 4 * n, 4, 1024)
+    x, experts, weights = tokens_of(0, me, TOKENS, 4 * n, 4, HIDDEN)
     given = [xp.asarray(array) for array in (x.astype("float32"), experts, weights)]
     wanted = xp.asarray((weights * (experts >= 0)).sum(axis=1)[:, None] * x)
-    eps = [sk.ExpertParallel(world, 128, 1024, 4 * n, 4, "float32") for _ in range(2)]
-    streams = [xp.cuda.Stream(non_blocking=True) for _ in eps]
+    eps = [sk.ExpertParallel(world, TOKENS, HIDDEN, 4 * n, 4, "float32") for _ in range(2)]
+    streams = [world.backend.new_stream() for _ in eps]
     outs = [xp.empty_like(given[0]) for _ in eps]
     late = sk.bind(spin, 1, 1, (1000,))
     world.synchronize()
-    for _ in range(300):
+    for _ in range(on_gpus(300, 3)):
         for which in order.permutation(2).tolist():
             if delays.random() < 0.3:
-                late.with_args(int(delays.integers(1000, 200_000)))(stream=streams[which])
+                late.with_args(int(delays.integers(1000, on_gpus(200_000, 20_000))))(stream=streams[which])
             received = eps[which].dispatch(*given, stream=streams[which])
             eps[which].combine(received.rows, outs[which], streams[which])
     for ep, stream, out in zip(eps, streams, outs, strict=True):
@@ -151,9 +150,10 @@ def test_two_objects_on_two_streams(world):
 
 def test_bytes_with_scales(world):
     n, me, xp = world.n_ranks, world.rank, world.xp
-    ep = sk.ExpertParallel(world, 128, 7168, 8 * n, 4, "bfloat16", "uint8", 56)
-    of_all = [tokens_of(0, r, 128, 8 * n, 4, 7168) for r in range(n)]
-    scales = [x[:, :56].astype("float32") / 8 for x, _, _ in of_all]
+    tokens, hidden, n_scales = on_gpus((128, 7168, 56), (6, 32, 2))
+    ep = sk.ExpertParallel(world, tokens, hidden, 8 * n, 4, "bfloat16", "uint8", n_scales)
+    of_all = [tokens_of(0, r, tokens, 8 * n, 4, hidden) for r in range(n)]
+    scales = [x[:, :n_scales].astype("float32") / 8 for x, _, _ in of_all]
     x, experts, weights = of_all[me]
     given = x.astype("int8").view("uint8"), experts, weights, scales[me]
     received = ep.dispatch(*map(xp.asarray, given))
@@ -171,12 +171,13 @@ def test_bytes_with_scales(world):
 def test_close_to_float64_and_the_same_bits_in_every_run(world, dtype, error):
     n, me, xp = world.n_ranks, world.rank, world.xp
     rng = np.random.default_rng(me)
-    x = rng.standard_normal((128, 2048)).astype(as_dtype(dtype))
-    experts = rng.random((128, 8 * n)).argsort(axis=1)[:, :8].copy()
-    weights = rng.random((128, 8)).astype("float32")
-    ep = sk.ExpertParallel(world, 128, 2048, 8 * n, 8, dtype)
+    tokens, hidden = on_gpus((128, 2048), (4, 32))
+    x = rng.standard_normal((tokens, hidden)).astype(as_dtype(dtype))
+    experts = rng.random((tokens, 8 * n)).argsort(axis=1)[:, :8].copy()
+    weights = rng.random((tokens, 8)).astype("float32")
+    ep = sk.ExpertParallel(world, tokens, hidden, 8 * n, 8, dtype)
     bits = set()
-    for _ in range(50):
+    for _ in range(on_gpus(50, 3)):
         out = ep.combine(ep.dispatch(*map(xp.asarray, (x, experts, weights))).rows)
         found = world.asnumpy(out)
         bits.add(found.tobytes())
@@ -187,6 +188,7 @@ def test_close_to_float64_and_the_same_bits_in_every_run(world, dtype, error):
     ep.free()
 
 
+@pytest.mark.gpu("measures")
 def test_bench(world):
     from shmemkit.bench.__main__ import measure, parse
 

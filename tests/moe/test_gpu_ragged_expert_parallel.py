@@ -1,20 +1,15 @@
 """ExpertParallel with max_rows on GPUs: ``mpirun -n 4 python3 -m pytest -m gpu -k
 test_gpu_ragged_expert_parallel``, 1 and 2 too."""
 
-import gpu
 import numpy as np
 import pytest
+from gpu import on_gpus
 
 import shmemkit as sk
 from shmemkit.runtime.symmetric_memory import as_dtype
 
-pytestmark = pytest.mark.gpu
-CALLS = 500
-
-
-@pytest.fixture
-def world():
-    return gpu.world()
+pytestmark = pytest.mark.ranks
+CALLS, TOKENS, HIDDEN = on_gpus((500, 300, 1024), (4, 4, 16))
 
 
 def tokens_of(call, rank, tokens, n_experts, top_k, hidden):
@@ -35,6 +30,7 @@ def received_rows(of_all, first, n_local):
     return np.concatenate([rows for of_expert in found for rows in of_expert]), counts
 
 
+@pytest.mark.gpu("test_ragged_expert_parallel.py has other sizes")
 @pytest.mark.parametrize(
     "tokens, hidden, n_local, top_k, dtype, sms",
     [
@@ -66,10 +62,11 @@ def test_shapes(world, tokens, hidden, n_local, top_k, dtype, sms):
 
 def test_bytes_with_scales(world):
     n, me, xp = world.n_ranks, world.rank, world.xp
-    sizes = 512, 7168, 8 * n, 4, "bfloat16", "uint8", 56
-    ep = sk.ExpertParallel(world, *sizes, max_rows=n * 512 * 4)
-    of_all = [tokens_of(0, r, 512, 8 * n, 4, 7168) for r in range(n)]
-    scales = [x[:, :56].astype("float32") / 8 for x, _, _ in of_all]
+    tokens, hidden, n_scales = on_gpus((512, 7168, 56), (6, 32, 2))
+    sizes = tokens, hidden, 8 * n, 4, "bfloat16", "uint8", n_scales
+    ep = sk.ExpertParallel(world, *sizes, max_rows=n * tokens * 4)
+    of_all = [tokens_of(0, r, tokens, 8 * n, 4, hidden) for r in range(n)]
+    scales = [x[:, :n_scales].astype("float32") / 8 for x, _, _ in of_all]
     x, experts, weights = of_all[me]
     received = ep.dispatch(*map(xp.asarray, (x.view("uint8"), experts, weights, scales[me])))
     wanted, counts = received_rows(of_all, 8 * me, 8)
@@ -80,22 +77,24 @@ def test_bytes_with_scales(world):
     ep.free()
 
 
+@pytest.mark.gpu("the emulator ends with the first error of a kernel")
 def test_too_many_rows_raise_on_all_ranks_and_write_nothing(world):
     n, me, xp = world.n_ranks, world.rank, world.xp
-    ep = sk.ExpertParallel(world, 64, 256, 2 * n, 2, "float32", max_rows=64 * n - 1)
-    x, experts = xp.ones((64, 256), "float32"), xp.zeros((64, 2), "int32")
+    t, hidden = on_gpus((64, 256), (4, 16))
+    ep = sk.ExpertParallel(world, t, hidden, 2 * n, 2, "float32", max_rows=t * n - 1)
+    x, experts = xp.ones((t, hidden), "float32"), xp.zeros((t, 2), "int32")
     experts[:, 1] = -1
     ep.received.rows[:] = 77
     ep.dispatch(x, experts)
     out = ep.combine(ep.received.rows)
     with pytest.raises(
-        ValueError, match=f"rank 0 would receive {64 * n} rows, more than max_rows={64 * n - 1}"
+        ValueError, match=f"rank 0 would receive {t * n} rows, more than max_rows={t * n - 1}"
     ):
         world.synchronize()
     assert not (ep.received.rows != 77).any() and not out.any() and not ep.received.counts.any()
     experts[:1, 0] = -1
     out = ep.combine(ep.dispatch(x, experts).rows)
-    assert int(world.asnumpy(ep.received.counts).sum()) == (63 * n if me == 0 else 0)
+    assert int(world.asnumpy(ep.received.counts).sum()) == ((t - 1) * n if me == 0 else 0)
     assert not world.asnumpy(out)[0].any() and (world.asnumpy(out)[1:] == 1).all()
     ep.free()
 
@@ -103,9 +102,9 @@ def test_too_many_rows_raise_on_all_ranks_and_write_nothing(world):
 def test_many_calls_in_graphs_with_kept_routings(world):
     """Forward and backward in one graph; other routings each time, now and then from the host."""
     n, me, xp = world.n_ranks, world.rank, world.xp
-    ep = sk.ExpertParallel(world, 300, 1024, 4 * n, 4, "float32", max_rows=n * 300 * 4)
-    x, experts = xp.zeros((300, 1024), "float32"), xp.zeros((300, 4), "int32")
-    weights, out, back = xp.ones((300, 4), "float32"), xp.empty_like(x), xp.empty_like(x)
+    ep = sk.ExpertParallel(world, TOKENS, HIDDEN, 4 * n, 4, "float32", max_rows=n * TOKENS * 4)
+    x, experts = xp.zeros((TOKENS, HIDDEN), "float32"), xp.zeros((TOKENS, 4), "int32")
+    weights, out, back = xp.ones((TOKENS, 4), "float32"), xp.empty_like(x), xp.empty_like(x)
     handle = None
 
     def both():
@@ -122,7 +121,7 @@ def test_many_calls_in_graphs_with_kept_routings(world):
     world.stream.begin_capture()
     both()
     graph = world.stream.end_capture()
-    sets = [tokens_of(which, me, 300, 4 * n, 4, 1024) for which in range(5)]
+    sets = [tokens_of(which, me, TOKENS, 4 * n, 4, HIDDEN) for which in range(5)]
     on_gpu = [tuple(map(xp.asarray, of_set)) for of_set in sets]
     wrong = xp.zeros(1, "int64")
     for call in range(CALLS):
@@ -139,12 +138,13 @@ def test_many_calls_in_graphs_with_kept_routings(world):
 def test_the_same_bits_in_every_run(world):
     n, me, xp = world.n_ranks, world.rank, world.xp
     rng = np.random.default_rng(me)
-    x = rng.standard_normal((1024, 2048)).astype(as_dtype("bfloat16"))
-    experts = rng.random((1024, 8 * n)).argsort(axis=1)[:, :8].astype("int32")
-    weights = rng.random((1024, 8)).astype("float32")
-    ep = sk.ExpertParallel(world, 1024, 2048, 8 * n, 8, "bfloat16", max_rows=n * 1024 * 8)
+    tokens, hidden = on_gpus((1024, 2048), (4, 32))
+    x = rng.standard_normal((tokens, hidden)).astype(as_dtype("bfloat16"))
+    experts = rng.random((tokens, 8 * n)).argsort(axis=1)[:, :8].astype("int32")
+    weights = rng.random((tokens, 8)).astype("float32")
+    ep = sk.ExpertParallel(world, tokens, hidden, 8 * n, 8, "bfloat16", max_rows=n * tokens * 8)
     bits = set()
-    for _ in range(20):
+    for _ in range(on_gpus(20, 3)):
         found = world.asnumpy(ep.combine(ep.dispatch(*map(xp.asarray, (x, experts, weights))).rows))
         bits.add(found.tobytes())
     assert len(bits) == 1
@@ -153,6 +153,7 @@ def test_the_same_bits_in_every_run(world):
     ep.free()
 
 
+@pytest.mark.gpu("measures")
 def test_bench(world):
     from shmemkit.bench.__main__ import measure, parse
 

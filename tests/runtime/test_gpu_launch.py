@@ -2,9 +2,9 @@
 
 import threading
 
-import gpu
 import numpy as np
 import pytest
+from gpu import on_gpus
 from numba import cuda, float64
 
 import shmemkit as sk
@@ -18,13 +18,8 @@ from shmemkit.device import (
     signal_wait_until,
 )
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ranks(fast=True)
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
-
-
-@pytest.fixture
-def world():
-    return gpu.world()
 
 
 @cuda.jit
@@ -81,19 +76,19 @@ def test_the_same_as_numba(world):
     step = sk.bind(scale, 8, 128, (x, np.float32(3), ours))
     step()
     scale[8, 128, world.stream](x, np.float32(3), theirs)
-    np.testing.assert_array_equal(ours.get(), np.arange(1000, dtype="float32") * 3)
-    np.testing.assert_array_equal(ours.get(), theirs.get())
+    np.testing.assert_array_equal(world.asnumpy(ours), np.arange(1000, dtype="float32") * 3)
+    np.testing.assert_array_equal(world.asnumpy(ours), world.asnumpy(theirs))
     step.set("factor", 5)
     step.set("x", xp.ones(1000, "float32"))
     step()
-    np.testing.assert_array_equal(ours.get(), np.full(1000, 5, "float32"))
+    np.testing.assert_array_equal(world.asnumpy(ours), np.full(1000, 5, "float32"))
 
 
 def test_views(world):
     x = world.xp.arange(24, dtype="int64").reshape(4, 6)
     out = world.xp.zeros(4, "int64")
     sk.bind(scale, 1, 32, (x[:, 2], 10, out))()
-    assert out.get().tolist() == [20, 80, 140, 200]
+    assert world.asnumpy(out).tolist() == [20, 80, 140, 200]
 
 
 def test_argument_kinds(world):
@@ -105,9 +100,10 @@ def test_argument_kinds(world):
 
     out = world.xp.zeros(3)
     sk.bind(kernel, 1, 1, (out, True, np.int8(-3), np.float16(1.5), (2, (np.float32(0.25),)), 1 + 9j))()
-    assert out.get().tolist() == [-3, 3.75, 9]
+    assert world.asnumpy(out).tolist() == [-3, 3.75, 9]
 
 
+@pytest.mark.gpu("its allocator")
 def test_arguments_stay_alive(world):
     out = world.xp.zeros(1 << 20, "float32")
     step = sk.bind(scale, 1 << 13, 128, (world.xp.ones(1 << 20, "float32"), 2.0, out))
@@ -116,6 +112,7 @@ def test_arguments_stay_alive(world):
     assert (out.get() == 2).all() and junk
 
 
+@pytest.mark.gpu("streams of several libraries")
 def test_any_stream(world):
     import cupy
     from cuda.core import Device
@@ -143,12 +140,13 @@ def test_captured_in_a_graph(world, cluster):
         step()
     graph = world.stream.end_capture()
     step.set("value", 5)  # the graph keeps what it captured
-    assert total.get()[0] == 0
+    assert world.asnumpy(total)[0] == 0
     for _ in range(3):
         graph.launch(world.stream)
-    assert total.get()[0] == 333
+    assert world.asnumpy(total)[0] == 333
 
 
+@pytest.mark.gpu("Numba's arrays of CuPy's memory")
 def test_numba_launch_of_declared_arrays_in_a_graph(world):
     total = cuda.as_cuda_array(world.xp.zeros(1, "int64"), sync=False)
     accumulate[1, 1, world.stream](total, 1)
@@ -161,6 +159,7 @@ def test_numba_launch_of_declared_arrays_in_a_graph(world):
     assert total.copy_to_host()[0] == 2
 
 
+@pytest.mark.gpu("its shared memory")
 def test_much_shared_memory(world):
     n = 12_500  # 100 KB
     x = world.xp.arange(n, dtype="float64")
@@ -173,6 +172,7 @@ def test_much_shared_memory(world):
         sk.bind(reverse, 1, 256, (x,), shared=1_000_000)
 
 
+@pytest.mark.gpu("how many blocks fit")
 def test_co_resident(world):
     sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
     xp = world.xp
@@ -189,6 +189,7 @@ def test_co_resident(world):
         assert (seen.get() == repeat * sms).all()
 
 
+@pytest.mark.gpu("how many blocks fit")
 def test_cooperative(world):
     x = world.xp.zeros(65, "int64")
     sk.bind(grid_sync, 64, 32, (x,))()  # cooperative by itself: it uses grid.sync()
@@ -197,6 +198,7 @@ def test_cooperative(world):
         sk.bind(grid_sync, 1_000_000, 32, (x,))
 
 
+@pytest.mark.gpu("clusters that are not portable")
 def test_clusters(world):
     if cuda.get_current_device().compute_capability < (9, 0):
         pytest.skip("clusters need compute capability 9.0")
@@ -219,11 +221,12 @@ def test_put_signal(world, bound):
         world.stream.synchronize()
         send[1, 128, world.stream](*arguments)
     left = (world.rank - 1) % world.n_ranks
-    assert (dst.get() == left + 1).all() and signals.get()[0] == 1
+    assert (world.asnumpy(dst) == left + 1).all() and world.asnumpy(signals)[0] == 1
     world.host_barrier()
     sk.free(dst), sk.free(signals), sk.free(src)
 
 
+@pytest.mark.gpu("memory of the host is another one")
 def test_errors(world):
     x, out = world.xp.ones(4), world.xp.zeros(4)
     with pytest.raises(TypeError, match="argument x is .*host memory"):
@@ -235,6 +238,7 @@ def test_errors(world):
     assert (out.get() == 1).all()
 
 
+@pytest.mark.gpu("the emulator has one thread")
 def test_from_another_thread(world):
     import cupy
 
@@ -267,12 +271,10 @@ def shift(x, y):
 
 @pytest.mark.parametrize("how", ["stream", "graph", "other stream"])
 def test_launches_that_overlap_see_what_those_before_wrote(world, how):
-    import cupy
-
-    n, times = 100_000, 200
+    n, times = on_gpus((100_000, 200), (300, 6))
     x, y = world.xp.arange(n), world.xp.zeros(n, "int64")
     there, back = (sk.bind(shift, -(-n // 256), 256, args, pdl=True) for args in ((x, y), (y, x)))
-    stream = cupy.cuda.Stream(non_blocking=True) if how == "other stream" else world.stream
+    stream = world.backend.new_stream() if how == "other stream" else world.stream
     world.synchronize()
     if how == "graph":
         stream.begin_capture()
@@ -284,4 +286,4 @@ def test_launches_that_overlap_see_what_those_before_wrote(world, how):
     stream.synchronize()
     expected = np.arange(n) + 2 * times
     expected[n - times :] = np.arange(times)[::-1]
-    np.testing.assert_array_equal(x.get(), expected)
+    np.testing.assert_array_equal(world.asnumpy(x), expected)

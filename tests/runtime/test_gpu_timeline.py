@@ -76,24 +76,34 @@ def test_collectives_and_products(world):
     again.free()
 
 
-def test_copies(world):
-    """Eagerly, and those of a graph's last run."""
-    x = world.xp.ones(1 << 20, "float32")
+@pytest.mark.parametrize("private", [True, False])
+def test_copies(world, private):
+    """Eagerly, and those of a graph's last run: into private memory they are pulled, else pushed."""
+    x, n = world.xp.ones(1 << 20, "float32"), world.n_ranks
+    shape = n, 1 << 20
+    out = world.xp.zeros(shape, "float32") if private else world.zeros(shape)
     with sk.Timeline(world) as timeline:
-        gather = sk.AllGather(world, x.nbytes * world.n_ranks, "copy_push")
-        out = gather(x)
+        gather = sk.AllGather(world, x.nbytes * n, "copy_push")
+        gather(x, out)
         world.stream.begin_capture()
-        gather(x, out=out)
+        gather(x, out)
         graph = world.stream.end_capture()
         for _ in range(3):
             graph.launch(world.stream)
     assert (world.asnumpy(out) == 1).all()
     gather.free()
+    if not private:
+        world.free(out)
     trace_file.check(timeline.data)
     copies = [e for e in timeline.data["traceEvents"] if e.get("cat") == "copy"]
-    alone, runs = world.n_ranks == 1, 2
-    for r in range(world.n_ranks):  # what has come is copied to a private out, too
-        sent = [e for e in copies if e["pid"] == r and (alone or e["name"] != "copy")]
-        assert all(alone or e["name"].startswith("copy to rank ") for e in sent)
-        assert sum(e["args"]["bytes"] for e in sent) == runs * x.nbytes * max(world.n_ranks - 1, 1)
+    for r in range(n):
+        found = {}
+        for e in copies:
+            if e["pid"] == r:
+                found[e["name"]] = found.get(e["name"], 0) + e["args"]["bytes"]
+        others = [k for k in range(n) if k != r]
+        wanted = {f"copy {'from' if private else 'to'} rank {k}" for k in others} | (
+            {"copy"} if private else set()
+        )
+        assert found == dict.fromkeys(wanted, 2 * x.nbytes)  # an own one goes where the others read it
     assert all(1 < e["dur"] < 1e5 for e in copies)

@@ -2,20 +2,15 @@
 
 import io
 
-import gpu
 import numpy as np
 import pytest
+from gpu import on_gpus
 from numba import cuda
 
 import shmemkit as sk
 from shmemkit.device import num_ranks, rank, symm_at
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def world():
-    return gpu.world()
+pytestmark = pytest.mark.ranks(3, fast=True)
 
 
 @cuda.jit
@@ -58,6 +53,7 @@ def neighbour(world):
     return (world.rank + 1) % world.n_ranks
 
 
+@pytest.mark.gpu("CuPy, and a device")
 def test_world(world):
     import cupy
 
@@ -76,6 +72,7 @@ def test_print_in_the_order_of_ranks(world):
     assert file.getvalue().splitlines() == (lines if world.rank == 0 else [])
 
 
+@pytest.mark.gpu("times")
 def test_a_timer(world):
     """To add to 64 MiB takes longer than to 64 KiB; all ranks get the same figures."""
     large = world.xp.zeros(1 << 26, "uint8")
@@ -84,6 +81,7 @@ def test_a_timer(world):
     assert 0 < 2 * us[0] < us[1] and set(world.host_allgather(tuple(us))) == {tuple(us)}
 
 
+@pytest.mark.gpu("streams of several libraries")
 def test_one_stream_for_all(world):
     import cupy
     from cuda.core import Device
@@ -108,19 +106,21 @@ def test_one_stream_for_all(world):
 @pytest.mark.parametrize("dtype", "float16 bfloat16 float32 float64 int8 int32 int64 uint8 uint64".split())
 def test_symmetric_arrays_and_peer_views(world, dtype):
     x = sk.full((3, 50), world.rank + 1, dtype)
-    assert x.shape == (3, 50) and x.dtype.name == dtype and x.data.ptr % 256 == 0
+    assert x.shape == (3, 50) and x.dtype.name == dtype and world.backend.address(x) % 256 == 0
     view = sk.peer_view(x, neighbour(world))
     expected = neighbour(world) + 1
-    np.testing.assert_array_equal(view.get().astype("float64"), np.full((3, 50), expected, "float64"))
+    np.testing.assert_array_equal(
+        world.asnumpy(view).astype("float64"), np.full((3, 50), expected, "float64")
+    )
     part = sk.peer_view(x[1:, ::7], neighbour(world))
     assert part.strides == x[1:, ::7].strides and part.shape == (2, 8)
-    np.testing.assert_array_equal(part.get().astype("float64"), np.full((2, 8), expected, "float64"))
+    np.testing.assert_array_equal(world.asnumpy(part).astype("float64"), np.full((2, 8), expected, "float64"))
     world.host_barrier()  # everyone has read
     part[...] = 100 + world.rank
     world.stream.synchronize()
     world.host_barrier()
     left = (world.rank - 1) % world.n_ranks
-    result = x.get().astype("float64")
+    result = world.asnumpy(x).astype("float64")
     assert (result[1:, ::7] == 100 + left).all() and (result[0] == world.rank + 1).all()
     world.host_barrier()
     sk.free(x)
@@ -142,17 +142,17 @@ def test_an_ordinary_array_has_no_peer_view(world):
 def test_kernels_know_who_they_are(world):
     out = world.xp.zeros(2, "int64")
     who_am_i[1, 1, world.stream](out)
-    assert out.get().tolist() == [world.rank, world.n_ranks]
+    assert world.asnumpy(out).tolist() == [world.rank, world.n_ranks]
 
 
 def test_barrier_orders_writes_to_a_peer(world):
     x = sk.zeros(32, "int64")
-    for i in range(20):
+    for i in range(on_gpus(20, 4)):
         write_to[1, 32, world.stream](x, neighbour(world), 1000 * i + world.rank)
         world.barrier()
         mine = x.copy()
         world.barrier()  # nobody writes before all have read
-        assert (mine.get() == 1000 * i + (world.rank - 1) % world.n_ranks).all()
+        assert (world.asnumpy(mine) == 1000 * i + (world.rank - 1) % world.n_ranks).all()
     sk.free(x)
 
 
@@ -171,7 +171,7 @@ def test_barriers_in_a_graph(world):
     for _ in range(6):
         graph.launch(world.stream)
     left = (world.rank - 1) % world.n_ranks
-    assert seen.get()[:, 0].tolist() == [1000 * i + left for i in range(5)]
+    assert world.asnumpy(seen)[:, 0].tolist() == [1000 * i + left for i in range(5)]
     sk.free(x)
 
 
@@ -181,13 +181,14 @@ def test_bfloat16_in_a_kernel(world):
     values = np.arange(64).astype(ml_dtypes.bfloat16)
     src, dst = sk.array(values), world.xp.zeros(64, ml_dtypes.bfloat16)
     copy[1, 64, world.stream](src, dst)
-    assert (dst.get() == values).all()
+    assert (world.asnumpy(dst) == values).all()
     dst[...] = 0
     sk.bind(copy, 1, 64, (src, dst))()
-    assert (dst.get() == values).all()
+    assert (world.asnumpy(dst) == values).all()
     sk.free(src)
 
 
+@pytest.mark.gpu("NVSHMEM's heap")
 def test_a_full_heap_says_what_to_do(world):
     before = sk.zeros(16)
     with pytest.raises(MemoryError, match=r"1099511627776 bytes.*NVSHMEM_SYMMETRIC_SIZE"):
@@ -197,6 +198,7 @@ def test_a_full_heap_says_what_to_do(world):
     sk.free(before), sk.free(after)
 
 
+@pytest.mark.gpu("its memory")
 def test_memory_is_used_again(world):
     free, _ = world.xp.cuda.runtime.memGetInfo()
     size = int(free) // 3 // max(world.n_ranks, 1)

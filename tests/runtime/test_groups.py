@@ -283,6 +283,25 @@ def test_clocks_are_compared_with_the_ranks_of_the_group(pes, monkeypatch):
     pes(2).run(main)
 
 
+def test_names_of_copies():
+    """Of a rank between the memory of ranks 0 to 3, and memory that is not symmetric."""
+    recorder = object.__new__(gpu_timeline.GpuRecorder)
+    owners = {10: 0, 11: 1, 12: 2, 5: None}
+    recorder.world = SimpleNamespace(
+        locate=lambda address: (None, None, owners[address]),
+        backend=SimpleNamespace(elapsed_ns=lambda first, last: None if last is None else last - first),
+    )
+    recorder.me, recorder._event, recorder._seen = 1, 100, 1000
+    recorder.copies = [((11, 5), 8, 110, 130), ((5, 12), 8, 130, 135), ((10, 11), 4, 140, 150)]
+    recorder.copies.append(((10, 11), 4, 140, None))  # which has not run
+    spans = list(recorder._of_copies())
+    assert [(s.name, s.begin, s.end, s.args["bytes"]) for s in spans] == [
+        ("copy", 1010, 1030, 8),
+        ("copy from rank 2", 1030, 1035, 8),
+        ("copy to rank 0", 1040, 1050, 4),
+    ]
+
+
 # ---- what the emulator has not: NVSHMEM's backend, with another one's NVSHMEM
 
 

@@ -100,19 +100,6 @@ def test_on_all_ranks_with_symmetric_arrays():
     assert sk.emu.run(main, 3) == [2.0, 4.0, 0.0]
 
 
-def test_captured_in_a_graph(world):
-    out = np.zeros(1, "int64")
-    step = sk.bind(store, 1, 1, (out, 1))
-    world.stream.begin_capture()
-    step()
-    step.set("value", 2)  # not seen by the graph
-    graph = world.stream.end_capture()
-    assert out[0] == 0
-    graph.launch()
-    world.stream.synchronize()
-    assert out[0] == 1
-
-
 # -- what is refused, everywhere
 
 

@@ -41,6 +41,23 @@ def test_dtypes(world, dtype):
     assert x.ctypes.data % 256 == 0 and x.flags.c_contiguous
 
 
+def test_xp_allocates_no_float8(world):
+    """As CuPy, which has views alone: of bytes, or of symmetric arrays."""
+    kind, bytes_ = ml_dtypes.float8_e4m3fn, world.xp.full(3, 0x38, "uint8")
+    given = np.ones(3, kind)
+    for make in (
+        lambda: world.xp.empty(3, kind),
+        lambda: world.xp.asarray(given),
+        lambda: world.xp.array(given),
+        lambda: world.xp.zeros_like(given),
+    ):
+        with pytest.raises(ValueError, match="Unsupported dtype float8_e4m3fn"):
+            make()
+    x, view = sk.array(given), bytes_.view(kind)
+    assert (x == view).all()
+    assert all(np.shares_memory(world.xp.asarray(a), a) for a in (x, view))
+
+
 @pytest.mark.parametrize(
     "given, meant",
     [

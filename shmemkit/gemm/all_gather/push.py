@@ -52,6 +52,7 @@ from shmemkit.device.cuda.wgmma import SLAB
 from shmemkit.device.shmem.ordered_access import load_vec16, peer_at, store_vec16
 from shmemkit.device.shmem.signals import notify_at
 from shmemkit.device.swizzle import quotient
+from shmemkit.support.arrays import new_array
 from shmemkit.support.settings import listed
 
 from ..aligned_copies import aligned, copying
@@ -362,7 +363,7 @@ class Push(Method):
         problems = sorted((p for p in problems if p.out.size), key=lambda p: -p.out.size)
         steps, mine = [], x
         if not taken(x):
-            mine = self.world.xp.empty(x.shape, x.dtype)
+            mine = new_array(self.world.xp, x.shape, x.dtype)
             steps.append(copying(mine, x, self.sms))
         for i, p in enumerate(problems):
             launch = functools.partial(self._launch, p, i == 0, p is problems[-1], gathered is not None)

@@ -121,6 +121,50 @@ def test_kernel_without_a_stream_after_the_host(correct):
     return main
 
 
+@fault(RaceError, "box", "the current stream", right=[[0, 5]], pes=1)
+def test_host_stores_to_what_a_kernel_has_captured(correct):
+    """An array of the device is no constant: the kernel reads what is there when it runs."""
+
+    def main(world):
+        box, side, out = sk.zeros(2, "int32", "box"), cuda.stream(), np.zeros(2, "int32")
+
+        @cuda.jit(device=True)
+        def inner():
+            return box[0]  # first
+
+        @cuda.jit
+        def kernel(out):
+            out[0] = inner()
+
+        kernel[1, 1, side](out[:1])
+        if correct:
+            side.synchronize()
+        box[0] = 5  # second
+        kernel[1, 1, world.stream](out[1:])
+        world.synchronize()
+        return out.tolist()
+
+    return main
+
+
+@fault(RaceError, "x", "the current stream", right=[[8, 8]], pes=1)
+def test_host_changes_a_private_array_beside_another_stream(correct):
+    @cuda.jit
+    def double(x):
+        x[cuda.threadIdx.x] *= 2  # first
+
+    def main(world):
+        x, side = world.xp.ones(2, "int32"), world.backend.new_stream()
+        world.synchronize()
+        double[1, 2, side](x)
+        if correct:
+            world.stream.wait_event(side.record())
+        x += 6  # second
+        return world.asnumpy(x).tolist()
+
+    return main
+
+
 def test_what_needs_no_order():
     """Other elements, views that are only made, and kernels of the same stream; who waits for a value."""
 
