@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+import recorded
 
 import shmemkit as sk
 
@@ -18,4 +19,6 @@ def world():
     backend, reason = choose_backend()
     if backend != "nvshmem":
         pytest.skip(f"needs a GPU and NVSHMEM: {reason}")
-    return sk.init("nvshmem")
+    made = sk.init("nvshmem")
+    recorded.begin(made)
+    return made
