@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))  # this shmemkit, installed or not
 
 import bench_page  # noqa: E402
 from bench_page import table  # noqa: E402
+from checked import checked, checked_line  # noqa: E402, F401  (pages ask for them)
 from matplotlib.figure import Figure  # noqa: E402
 
 import shmemkit as sk  # noqa: E402

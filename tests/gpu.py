@@ -18,6 +18,7 @@ says why.
 import functools
 
 import pytest
+import recorded
 
 import shmemkit as sk
 from shmemkit.runtime.world import choose_backend
@@ -40,7 +41,9 @@ def world():
     """The World on GPUs: initialized by the first test that asks, finalized at exit. Skips without a GPU."""
     if reason := refused():
         pytest.skip(f"needs a GPU and NVSHMEM: {reason}")
-    return sk.init("nvshmem")
+    made = sk.init("nvshmem")
+    recorded.begin(made)
+    return made
 
 
 @pytest.fixture(name="world")

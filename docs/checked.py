@@ -1,0 +1,259 @@
+"""Which kernels were checked on GPUs: docs/checked.md and a line of README, from benchmarks/checked.json.
+
+python docs/checked.py                        write them, with all modules of kernels that there are
+python docs/checked.py digests DIGESTS.json   take the digests that tests/machine_code.py wrote
+python docs/checked.py add CHECK.json ...     take what `shmemkit check --json`, or GPU tests, wrote
+python docs/checked.py state DIGESTS.json     print which modules of kernels have no check; never fails
+
+The digest of a module of kernels, a room, is of what runs:
+
+- the machine code of its kernels for Hopper, by one toolchain, whose versions are in the file
+- the numbers that launches are made of: public constants, and public attributes of classes, in the room and
+  in the modules that take names from it
+- of collectives: settings and transports in the tables of methods, and all sizes by which tuning.json and
+  the defaults choose a method of these operations
+
+Source text, names of kernels and of classes are no part of it. Neither are numbers inside of functions, how
+functions make a grid of all these, and the sizes of operations whose methods are other collectives.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "benchmarks" / "checked.json"
+PAGES = ROOT / "README.md", ROOT / "docs" / "checked.md"
+UNCHECKED = "not checked on GPUs yet"
+
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # this shmemkit, installed or not
+
+from bench_page import table  # noqa: E402
+
+from shmemkit.bench.results import ranks_of  # noqa: E402
+from shmemkit.collectives import tuning  # noqa: E402
+from shmemkit.tools import ledger  # noqa: E402
+
+# ---- digests
+
+
+def digests_of(made):
+    """-> {room: digest} of this checkout; `made`: what a digests.json has."""
+    users, launches = {}, {}
+    for module in ledger.modules():
+        launches[module.__name__] = list(_launches_by(module))
+        for name in {module.__name__, *map(_module_of, vars(module).values())}:
+            users.setdefault(name, set()).add(module.__name__)
+    result = {}
+    for room, names in sorted(ledger.rooms().items()):
+        try:
+            code = sorted(made["kernels"][f"{name}-sm_90a"] for name in names)
+        except KeyError as missing:
+            raise ValueError(f"{room} has no digest of {missing}; tests/machine_code.py makes all") from None
+        by = users[f"shmemkit.{room}"]
+        text = json.dumps([code, sorted({text for user in by for of, text in launches[user] if of in by})])
+        result[room] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return result
+
+
+def _launches_by(module):
+    """(of which module, JSON) of what decides how kernels are launched, as the file's docstring says."""
+    tables, found = tuning.read(tuning.PACKAGED), []
+    kinds = [v for v in vars(module).values() if isinstance(v, type) and _module_of(v) == module.__name__]
+    found.append((module.__name__, _numbers({k: v for k, v in vars(module).items() if k.isupper()})))
+    for kind in kinds:
+        found.append((module.__name__, _numbers({k: getattr(kind, k) for k in dir(kind)})))
+        for name, entry in getattr(kind, "_METHODS", {}).items():
+            made, transport, *settings = entry if isinstance(entry, tuple) else (entry, None)
+            sizes = [{**each, "date": None} for each in tables.get(kind._table, [])]
+            given = _numbers(dict(*settings)), _plain(transport), sizes, tuning.DEFAULTS.get(kind._table)
+            found.append((_module_of(made), [kind._table, name, *given]))
+    return [(of, json.dumps(what, sort_keys=True)) for of, what in found if what]
+
+
+def _module_of(value):
+    return getattr(value, "__module__", None)
+
+
+def _numbers(named):
+    return {k: _plain(v) for k, v in named.items() if not k.startswith("_") and _plain(v) is not None}
+
+
+def _plain(value):
+    """Numbers, tuples of those, and those of a dataclass; None of anything else."""
+    if hasattr(value, "__dataclass_fields__"):
+        return _numbers(vars(value))
+    if type(value) in (tuple, list):
+        parts = [_plain(part) for part in value]
+        return None if None in parts else parts
+    return value if type(value) in (bool, int, float) else None
+
+
+# ---- the file
+
+
+def take_digests(data, made):
+    """Put the digests of this checkout into the file's `data`; `made`: what a digests.json has."""
+    new = {"toolchain": made["toolchain"], "sources": ledger.sources(), "commit": commit()}
+    data |= new | {"rooms": digests_of(made)}
+
+
+def add(data, check, commit):
+    """Put a run on GPUs into the file's `data`; ValueError where it says nothing of these digests."""
+    about = check["ledger"]
+    if not about["gpus"]:
+        raise ValueError("it ran on the emulator; it must run on GPUs")
+    if about["sources"] != data["sources"]:
+        raise ValueError(
+            f"shmemkit/ had the digest {about['sources']}; it must be {data['sources']}, of which the "
+            "digests are. Check out what ran; then tests/machine_code.py, 'digests' and 'add'"
+        )
+    answers = {}
+    for case in check["cases"]:
+        for room in case.get("rooms", ()) if case["answer"] != "not tried" else ():
+            answers.setdefault(room, []).append(case["answer"] == "right")
+    if unknown := answers.keys() - data["rooms"].keys():
+        raise ValueError(f"it names {min(unknown)}; that is no module of kernels")
+    right = "incomplete" if check["answer"] == "incomplete" else "right"
+    rooms = {
+        room: {"digest": data["rooms"][room], "answer": right if all(some) else "wrong", "cases": len(some)}
+        for room, some in sorted(answers.items())
+    }
+    new = about | {"commit": commit, "rooms": rooms}
+    data["checks"] = [new, *(old for old in data["checks"] if not _replaces(new, old))]
+
+
+def _replaces(new, old):
+    """Whether `new` says all that `old` says. What is wrong stays until the code changes."""
+    same = all(new[k] == old[k] for k in ("command", "gpus", "n_ranks")) and where(new) == where(old)
+    wrong = [room for room, entry in old["rooms"].items() if entry["answer"] == "wrong"]
+    more = old["rooms"].keys() <= new["rooms"].keys()
+    return same and more and all(old["rooms"][k]["digest"] != new["rooms"][k]["digest"] for k in wrong)
+
+
+def where(check):
+    """As "4 x NVIDIA H200, Python 3.12"."""
+    gpus = ", ".join(f"{n} x {name}" for name, n in check["gpus"].items())
+    return f"{gpus}, Python {check['machine']['python'].rpartition('.')[0]}"
+
+
+def state_of(data, room):
+    """-> (answer, [(number of a check, its entry)]). The answer is "wrong", "right" or "incomplete", of the
+    room as it is; else "stale", or "unchecked"."""
+    entries = [(n, c["rooms"][room]) for n, c in enumerate(data["checks"], 1) if room in c["rooms"]]
+    current = [each for each in entries if each[1]["digest"] == data["rooms"][room]]
+    answers = {entry["answer"] for _, entry in current}
+    answer = next((a for a in ("wrong", "right", "incomplete") if a in answers), None)
+    return answer or ("stale" if entries else "unchecked"), current or entries
+
+
+# ---- the pages
+
+
+def _cases(n):
+    return f"{n} case{'s' * (n > 1)}"
+
+
+def checked(data=None):
+    """The tables of docs/checked.md."""
+    data = data or json.loads(FILE.read_text())
+    rooms, checks = [], []
+    marked = {"wrong": "**wrong**", "incomplete": "right, but not all was tried,", "right": "right"}
+    for room, digest in data["rooms"].items():
+        answer, entries = state_of(data, room)
+        text = "; ".join(f"{marked[e['answer']]} in {_cases(e['cases'])} ({n})" for n, e in entries)
+        if answer == "stale":
+            day = max(data["checks"][n - 1]["date"] for n, _ in entries)[:10]
+            text = f"{UNCHECKED}; stale, the code of {day}: {text}"
+        rooms.append([f"`{room}`", f"`{digest[:8]}`" if digest else "", text or UNCHECKED])
+    for number, check in enumerate(data["checks"], 1):
+        about, versions, commit = check["machine"], check["versions"], f", {check['commit']}"
+        on = f"{ranks_of(check['n_ranks'])}, {about['n_nodes']} node{'s' * (about['n_nodes'] > 1)}"
+        tools = [f"{k} {v}" for k, v in versions.items() if k.startswith(("numba-cuda", *ledger.COMPILERS))]
+        made = f"driver {about['driver']}", f"NVSHMEM {versions.get('NVSHMEM library')}", *tools
+        shown = f"{where(check)}; {on}", ", ".join(made), check["shmemkit"] + commit, check["date"][:10]
+        checks.append([str(number), *shown, f"`{check['command']}`"])
+    made = ", ".join(f"{name} {version}" for name, version in (data["toolchain"] or {}).items())
+    parts = [table(["module of kernels", "digest", "checked on GPUs"], rooms)]
+    parts += [f"The digests are of commit {data['commit']}, by {made}."] if made else []
+    parts += [table(["check", "where", "with", "shmemkit", "when", "command"], checks)] if checks else []
+    return "\n\n".join(parts)
+
+
+def checked_line(data=None):
+    """README's sentence."""
+    data = data or json.loads(FILE.read_text())
+    found, on = {room: state_of(data, room) for room in data["rooms"]}, {}
+    for room, (answer, entries) in found.items():
+        for check in (data["checks"][n - 1] for n, e in entries if answer == e["answer"] == "right"):
+            on.setdefault(f"{where(check)}, at {check['shmemkit']}", set()).add(room)
+    wrong = [f"`{room}`" for room, (answer, _) in found.items() if answer == "wrong"]
+    others = sum(answer not in ("right", "wrong") for answer, _ in found.values())
+    parts = [f"checked on {at}: {len(rooms)} of {len(found)} modules of kernels" for at, rooms in on.items()]
+    parts += [f"**wrong** in a check: {', '.join(wrong)}"] if wrong else []
+    parts += [f"{UNCHECKED}: {others} of {len(found)} modules of kernels"] if others else []
+    text = "; ".join(parts)
+    return f"- {text[0].upper()}{text[1:]}. [Which, and how](docs/checked.md)."
+
+
+def state(data, made):
+    """-> lines: which rooms of this checkout have no check; `made`: what a digests.json has."""
+    pinned = data["toolchain"] or {"toolchain": "not made yet"}
+    if differ := [f"{k} {v}" for k, v in pinned.items() if made["toolchain"].get(k) != v]:
+        return [f"made by another toolchain: cannot be compared with the digests by {', '.join(differ)}"]
+    data, by_answer = data | {"rooms": digests_of(made)}, {}
+    for room in data["rooms"]:
+        by_answer.setdefault(state_of(data, room)[0], []).append(room)
+    return [f"{a}: {len(r)}" + (f": {', '.join(r)}" if a != "right" else "") for a, r in by_answer.items()]
+
+
+def with_tables(text, data):
+    """`text` with what ``<!-- table: checked -->`` and ``<!-- table: checked_line -->`` ask for."""
+    return re.sub(
+        r"(<!-- table: (checked|checked_line) -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}{globals()[found[2]](data)}\n{found[3]}",
+        text,
+        flags=re.S,
+    )
+
+
+def commit():
+    git = ["git", "-C", str(ROOT)]
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "shmemkit"]).returncode
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True).stdout
+    return head.strip() + (" with changes" if changed else "")
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=f"{__doc__}".partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=["pages", "digests", "add", "state"], default="pages")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.json")
+    options = parser.parse_args(arguments)
+    data = json.loads(FILE.read_text())
+    for file in options.files:
+        try:
+            found = json.loads(file.read_text())
+            if options.what == "state":
+                print(f"{file}:", *state(data, found), sep="\n  ")
+            elif options.what == "digests":
+                take_digests(data, found)
+            else:
+                add(data, found, commit())
+        except (OSError, ValueError, KeyError) as error:
+            print(f"{file}: {f'it has no {error}' if type(error) is KeyError else error}", file=sys.stderr)
+            if options.what != "state":
+                return True
+    if options.what != "state":
+        data["rooms"] = {room: data["rooms"].get(room) for room in sorted(ledger.rooms())}
+        FILE.write_text(json.dumps(data, indent=1) + "\n")
+        for page in PAGES:
+            page.write_text(with_tables(page.read_text(), data))
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
