@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import fnmatch
 import json
@@ -27,7 +28,7 @@ from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import host_program
 from shmemkit.support.progress import showing
 
-from .. import machine_code, mpirun
+from .. import ledger, machine_code, mpirun
 from . import records
 from .plan import cases
 from .soak import soak
@@ -170,8 +171,9 @@ def check(options):
             raise SystemExit(f"{text}. Leave it out")
         watch = Watch(world, _limit(world))
         try:
-            with compiled_kernels() as compiled:
-                return Check(world, options, watch, compiled).run()
+            noted = ledger.Launches(world) if world.rank == 0 else contextlib.nullcontext()
+            with compiled_kernels() as compiled, noted as launches:
+                return Check(world, options, watch, compiled, launches).run()
         finally:
             watch.ended.set()
 
@@ -184,7 +186,8 @@ def _limit(world):
 
 
 class Check:
-    def __init__(self, world, options, watch, compiled):
+    def __init__(self, world, options, watch, compiled, launches):
+        self.launches, self.ledger = launches, ledger.about(world)
         self.world, self.options, self.watch, self.compiled = world, options, watch, compiled
         self.begin, self.first = time.monotonic(), world.rank == 0
         self.results: list[dict[str, Any]] = []
@@ -250,6 +253,8 @@ class Check:
         except Exception as error:
             say(f"shmemkit check: rank {self.world.rank} failed in {Watch.step}: {type(error).__name__}")
             raise
+        if self.launches is not None:
+            row["rooms"] = self.launches.take()
         return row | answer | {"seconds": round(time.monotonic() - begin, 3)}
 
     def late(self):
@@ -366,6 +371,7 @@ class Check:
                 "driver": _driver(),
                 "packages": _packages(),
             },
+            "ledger": self.ledger,
             "cases": self.results,
         }
         with open(self.options.json, "w") as file:
