@@ -16,11 +16,7 @@ import shmemkit as sk
 from shmemkit.emu.network import Network
 from shmemkit.runtime.world import choose_backend
 
-<<<<<<< HEAD
-pytest_plugins = ["pytester", "fast", "gpu", "mutations", "touched"]
-=======
-pytest_plugins = ["pytester", "fast", "mutations", "recorded", "touched"]
->>>>>>> w-ledger
+pytest_plugins = ["pytester", "fast", "gpu", "mutations", "recorded", "touched"]
 if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # not installed, but on PYTHONPATH
     pytest_plugins.append("shmemkit.pytest_plugin")
 
