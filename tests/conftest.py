@@ -16,7 +16,7 @@ import shmemkit as sk
 from shmemkit.emu.network import Network
 from shmemkit.runtime.world import choose_backend
 
-pytest_plugins = ["pytester", "fast", "gpu", "mutations", "recorded", "touched"]
+pytest_plugins = ["pytester", "recorded", "fast", "gpu", "mutations", "touched"]
 if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # not installed, but on PYTHONPATH
     pytest_plugins.append("shmemkit.pytest_plugin")
 
