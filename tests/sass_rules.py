@@ -1,4 +1,4 @@
-"""What docs/protocols.md says that the machine code must keep, as rules for SASS: functions of the steps of a
+"""What docs/machine_code.md says that the machine code must keep, as rules for SASS: functions of the steps of a
 kernel, which return those that break the rule. Packets and lines have rules of their own.
 
     broken(sass) -> {"whole warp": ["@P0 SHFL.IDX ..."]}, {} where nothing is
@@ -88,7 +88,7 @@ def one_thread(code):
 
 
 RULES = {"whole warp": whole_warp, "whole warpgroup": whole_warpgroup, "one elected thread": one_thread}
-"""Lemma of docs/protocols.md -> its rule."""
+"""Lemma of docs/machine_code.md -> its rule."""
 
 
 def broken(sass):

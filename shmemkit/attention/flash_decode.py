@@ -35,7 +35,7 @@ No race: a warp fills a slot after the syncwarp that follows its last read. The 
 arrival order the partials; each block has its own. Packets: see ``attention_combine``. No deadlock: a block
 waits when it has sent all of its rows, sending waits for nothing, and all blocks are resident.
 
-The machine code must keep (docs/protocols.md): whole packet, whole warp.
+The machine code must keep (docs/machine_code.md): whole packet, whole warp.
 """
 
 from __future__ import annotations

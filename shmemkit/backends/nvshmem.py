@@ -26,7 +26,7 @@ TEAM_WORLD, TEAM_SHARED, TEAM_NODE = range(3)  # NVSHMEM's numbers
 TEAM_CONFIG_VERSION, TEAM_CONFIG_UNIQUEID = 2 << 16, 2  # NVSHMEM's, of nvshmem_team_config_t
 MEMORY_OPERATIONS = 255  # of a stream, that the driver takes at once
 IN_ORDER = ((7, 0), (8, 0), (9, 0), (10, 0))
-"""Compute capabilities: between such GPUs, NVLink keeps 128-byte stores in order (docs/protocols.md)."""
+"""Compute capabilities: between such GPUs, NVLink keeps 128-byte stores in order (docs/machine_code.md)."""
 HINT = (
     "On a machine without a GPU use shmemkit.init(backend='emulator') or SHMEMKIT_BACKEND=emulator; "
     "'python -m shmemkit doctor' says what is missing."

@@ -25,7 +25,7 @@ No race: the double-buffer lemma (docs/protocols.md), of the rows of a batch ent
 sends all of its rows, and every rank sends rows of it to every other one. No deadlock: a kernel sends a row
 before it waits for that row or a later one, sending waits for nothing, and all blocks are resident.
 
-The machine code must keep (docs/protocols.md): whole packet, whole warp.
+The machine code must keep (docs/machine_code.md): whole packet, whole warp.
 """
 
 from __future__ import annotations

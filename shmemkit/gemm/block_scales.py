@@ -28,7 +28,7 @@ Scales are read a slab ahead: between two slabs, nothing would hide the time of 
 
 Tiles are as wide as WIDTHS say: so a block of 128 columns ends, in each tile, at a multiple of 32.
 
-The machine code must keep (docs/protocols.md): whole warpgroup.
+The machine code must keep (docs/machine_code.md): whole warpgroup.
 """
 
 import functools

@@ -38,7 +38,7 @@ sector of memory. Even and odd lanes exchange theirs of two such groups, so that
 
 Edges: operands are zero beyond their rows or K; nothing is stored beyond out's rows or columns.
 
-The machine code must keep (docs/protocols.md): whole warp.
+The machine code must keep (docs/machine_code.md): whole warp.
 """
 
 import functools

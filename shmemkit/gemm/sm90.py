@@ -45,7 +45,7 @@ Edges: the TMA reads zeros beyond the operands. It needs rows of A, B and out (c
 columns) that begin at multiples of 16 bytes. It writes whole 16 bytes, so rows of out have a multiple of
 that, and it writes nothing beyond out.
 
-The machine code must keep (docs/protocols.md): whole warpgroup, one elected thread.
+The machine code must keep (docs/machine_code.md): whole warpgroup, one elected thread.
 """
 
 import functools

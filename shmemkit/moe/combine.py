@@ -35,7 +35,7 @@ out may be where x was, but not where y is: other blocks may still read y.
 No deadlock: blocks that send wait for no rank; all blocks are co-resident. The early start of the next launch
 (PDL) changes neither, as in ``dispatch.py``.
 
-The machine code must keep (docs/protocols.md): whole line, whole warp.
+The machine code must keep (docs/machine_code.md): whole line, whole warp.
 """
 
 import functools

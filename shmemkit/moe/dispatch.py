@@ -45,7 +45,7 @@ this launch have ended their waits, and access no memory before this launch has 
 half of each multiprocessor while it waits for other ranks: BLOCKS of THREADS with 64 registers. So two
 objects fit at once.
 
-The machine code must keep (docs/protocols.md): whole line, whole packet, whole warp.
+The machine code must keep (docs/machine_code.md): whole line, whole packet, whole warp.
 """
 
 from numba import cuda, int32, types, uint32, uint64

@@ -7,7 +7,7 @@ Counts    for a rank: how many of this rank's tokens go to each of its experts, 
 
 Both travel as units of LL (``shmemkit.device.packets.ll``): packets of 8 bytes with flags.
 
-The machine code must keep (docs/protocols.md): whole packet, whole warp.
+The machine code must keep (docs/machine_code.md): whole packet, whole warp.
 """
 
 from numba import cuda, int32, uint32, uint64

@@ -19,7 +19,7 @@ Tiles     up to `tile_m` pairs of one expert, which follow each other in `pairs`
 Atomic additions in step 4 order the pairs of a bin differently in each run. Results do not depend on it: each
 row is multiplied by itself.
 
-The machine code must keep (docs/protocols.md): whole warp.
+The machine code must keep (docs/machine_code.md): whole warp.
 """
 
 from __future__ import annotations

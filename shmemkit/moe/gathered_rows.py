@@ -30,7 +30,7 @@ slab i - stages, and is handed back when the products of the slab after it have 
 slots or more, every warp arrives for that one before it waits. Step 1 waits for copies that wait for no
 kernel.
 
-The machine code must keep (docs/protocols.md): one elected thread.
+The machine code must keep (docs/machine_code.md): one elected thread.
 """
 
 import functools

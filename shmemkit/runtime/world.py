@@ -652,7 +652,7 @@ class World(SymmetricMemory):
 
         what    begins the message: the name of what needs them
         nvlink  so that lines of 128 bytes arrive in order: within one GPU, or over NVLink between GPUs of the
-                same compute capability, 7.0, 8.0, 9.0 or 10.0 (docs/protocols.md, whole line)
+                same compute capability, 7.0, 8.0, 9.0 or 10.0 (docs/machine_code.md, whole line)
         """
         self._check_alive("check_reach")
         if ranks is not None:

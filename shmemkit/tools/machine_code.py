@@ -2,7 +2,7 @@
 
 A line of LL128 has to be stored, and loaded, by one instruction of all threads of a warp: it is not
 predicated, and a barrier of the warp stands before it, with no branch, label or other way in between
-(docs/protocols.md, whole lines).
+(docs/machine_code.md, whole lines).
 """
 
 import glob

@@ -1,4 +1,4 @@
-"""The rules for machine code find what breaks a lemma of docs/protocols.md, and accuse nothing else."""
+"""The rules for machine code find what breaks a lemma of docs/machine_code.md, and accuse nothing else."""
 
 import re
 

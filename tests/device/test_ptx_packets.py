@@ -25,7 +25,7 @@ def receive(lines, x, low, high):
 @pytest.mark.parametrize("cc", [HOPPER, AMPERE], ids=["hopper", "ampere"])
 @pytest.mark.parametrize(("kernel", "stores", "loads"), [(send, 1, 0), (receive, 1, 1)])
 def test_lamport_packets_are_whole(kernel, stores, loads, cc):
-    """PTX keeps a scalar of 128 bits whole, a vector not: docs/protocols.md, whole packet."""
+    """PTX keeps a scalar of 128 bits whole, a vector not: docs/machine_code.md, whole packet."""
     ptx = compile_ptx(kernel, (words, words, types.uint64, types.uint64), cc)
     code, sass = Code(ptx), machine_code(ptx, cc)
     for access, opcode, count in ("st", "STG", stores), ("ld", "LDG", loads):

@@ -31,7 +31,7 @@ that reset the slot. out may be x, and the new residual the old one: a block alo
 No deadlock: ascending-order progress; a row's inputs are sent before anything of it is waited for, and all
 blocks are resident.
 
-The machine code must keep (docs/protocols.md): whole packet, whole warp.
+The machine code must keep (docs/machine_code.md): whole packet, whole warp.
 """
 
 from __future__ import annotations

@@ -104,6 +104,7 @@ class PushRooted(ChunkedMethod):
     """
 
     to_root = False
+    threads = 256  # which may have any number of registers
 
     def prepare(self, max_nbytes, root):
         world, n = self.world, self.world.n_ranks

@@ -1,7 +1,7 @@
 """Accumulators of `warpgroup_mma` in shared memory: as a matrix, swizzled as `tma_store` takes it; or packed,
 in the order of the threads, for others that have the same. Hopper and later.
 
-The machine code must keep (docs/protocols.md): whole warp.
+The machine code must keep (docs/machine_code.md): whole warp.
 """
 
 from __future__ import annotations

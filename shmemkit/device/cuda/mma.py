@@ -10,7 +10,7 @@ A warp's operands and results are spread over its lanes' registers, as tuples. I
 has, of a matrix of 8 rows of 8 elements of 16 bits, elements 2 * (l % 4) and the next one of row l // 4. PTX
 ISA: "Matrix multiply-accumulate", mma.m16n8k16, ldmatrix, cp.async.
 
-The machine code must keep (docs/protocols.md): whole warp.
+The machine code must keep (docs/machine_code.md): whole warp.
 """
 
 from __future__ import annotations

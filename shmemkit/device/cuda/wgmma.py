@@ -13,7 +13,7 @@ Accumulators: a tuple of n / 2 float32 per thread. Of thread t, element 4 j + 2 
 
 PTX ISA: wgmma.mma_async, "Asynchronous Warpgroup Level Matrix Operations"; setmaxnreg.
 
-The machine code must keep (docs/protocols.md): whole warpgroup.
+The machine code must keep (docs/machine_code.md): whole warpgroup.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ receiver polls the slot until it holds anything else, then resets it to the sent
 no flag, no fence and no second trip. A packet takes no byte more than its data; LL takes twice as many,
 LL128 16 / 15.
 
-A packet must arrive whole: docs/protocols.md, whole packet. Kernels store and load it as a scalar of 128
+A packet must arrive whole: docs/machine_code.md, whole packet. Kernels store and load it as a scalar of 128
 bits, which PTX keeps whole. That a copy engine keeps it whole over NVLink, no document says.
 
 The host draws 126 bits of the sentinel at random when it allocates the slots (``Transport.channel``). A

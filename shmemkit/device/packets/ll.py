@@ -15,7 +15,7 @@ docs/protocols.md.
 
 NCCL has the same protocol under the same name; "Demystifying NCCL" (arXiv 2507.04786) describes it.
 
-The machine code must keep (docs/protocols.md): whole packet.
+The machine code must keep (docs/machine_code.md): whole packet.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 As LL (``ll.py``), but one flag for 15 words, so that 94 % of what is sent is data, not half. It relies on
 what LL does not need: that a line, stored by eight threads of a warp in one instruction, arrives in order.
-What is known of that, and on which GPUs: docs/protocols.md, whole line. ``World.check_reach`` refuses others,
+What is known of that, and on which GPUs: docs/machine_code.md, whole line. ``World.check_reach`` refuses others,
 PCIe and networks.
 
 A warp has a tile, 480 bytes of an array, as two words in the registers of each thread. It stores a tile as
@@ -256,7 +256,7 @@ _PAIR = types.UniTuple(types.uint64, 2)
 def _store_lines(n):
     """``store(places, words, flag)``: a tile to each of `n` places. What a line needs is inside the assembly:
     the warp is together, and eight threads store a line by one instruction, whatever a compiler makes of the
-    code around it (docs/protocols.md, whole line)."""
+    code around it (docs/machine_code.md, whole line)."""
     head = "bar.warp.sync 0xffffffff; mov.u32 l, %laneid; and.b32 l, l, 7; setp.eq.u32 last, l, 7; "
     stores = [
         f"selp.b64 high, ${3 * n}, ${n + 2 * k + 1}, last; "

@@ -6,7 +6,7 @@ memory, at another address than the multicast one that was stored to. Like any p
 NVIDIA's own included, this relies on stores that become visible there eventually, without a fence. The
 flag vouches for its own word, and for nothing else.
 
-The machine code must keep (docs/protocols.md): whole packet.
+The machine code must keep (docs/machine_code.md): whole packet.
 """
 
 from __future__ import annotations

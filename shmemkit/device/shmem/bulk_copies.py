@@ -4,7 +4,7 @@ instead of a block.
 
 PTX ISA: cp.async.bulk, mbarrier, "Async proxy".
 
-The machine code must keep (docs/protocols.md): one elected thread.
+The machine code must keep (docs/machine_code.md): one elected thread.
 """
 
 from __future__ import annotations

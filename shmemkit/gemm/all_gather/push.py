@@ -34,7 +34,7 @@ epoch are not taken for those of another.
 
 No deadlock: senders wait for no rank. All blocks are co-resident.
 
-The machine code must keep (docs/protocols.md): one elected thread.
+The machine code must keep (docs/machine_code.md): one elected thread.
 """
 
 import functools

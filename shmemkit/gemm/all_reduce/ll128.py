@@ -52,7 +52,7 @@ No deadlock: ascending-order progress (docs/protocols.md), for tiles. All parts 
 tile are computed, as all tiles before it are done. A block waits only with all parts of K of its rows, after
 it has sent them. Then all packets come and, of two shots, all sums, which need packets only.
 
-The machine code must keep (docs/protocols.md): whole line, whole warp.
+The machine code must keep (docs/machine_code.md): whole line, whole warp.
 """
 
 import functools

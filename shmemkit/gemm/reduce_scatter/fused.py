@@ -93,7 +93,7 @@ so the kernel ends when all rows are here. Other ranks write out in an epoch onl
 parts of that epoch: all earlier work on its stream has ended then, and so have the readers of the previous
 result.
 
-The machine code must keep (docs/protocols.md): one elected thread, whole warp.
+The machine code must keep (docs/machine_code.md): one elected thread, whole warp.
 """
 
 import functools

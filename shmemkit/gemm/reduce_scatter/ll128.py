@@ -55,7 +55,7 @@ out.
 No deadlock: ascending-order progress (docs/protocols.md), for tiles. A tile is sent without a wait for other
 ranks; then all its parts come, all sums, and it is done.
 
-The machine code must keep (docs/protocols.md): whole line, one elected thread.
+The machine code must keep (docs/machine_code.md): whole line, one elected thread.
 """
 
 import functools
