@@ -1,5 +1,5 @@
-"""What docs/machine_code.md says that the machine code must keep, as rules for SASS: functions of the steps of a
-kernel, which return those that break the rule. Packets and lines have rules of their own.
+"""What docs/machine_code.md says that the machine code must keep, as rules for SASS: functions of the steps
+of a kernel, which return those that break the rule. Packets and lines have rules of their own.
 
     broken(sass) -> {"whole warp": ["@P0 SHFL.IDX ..."]}, {} where nothing is
 """

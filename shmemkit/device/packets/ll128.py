@@ -2,8 +2,8 @@
 
 As LL (``ll.py``), but one flag for 15 words, so that 94 % of what is sent is data, not half. It relies on
 what LL does not need: that a line, stored by eight threads of a warp in one instruction, arrives in order.
-What is known of that, and on which GPUs: docs/machine_code.md, whole line. ``World.check_reach`` refuses others,
-PCIe and networks.
+What is known of that, and on which GPUs: docs/machine_code.md, whole line. ``World.check_reach`` refuses
+others, PCIe and networks.
 
 A warp has a tile, 480 bytes of an array, as two words in the registers of each thread. It stores a tile as
 four lines, to one rank or to all ranks in turn, and waits for several tiles at once. So data can be combined,
