@@ -16,7 +16,7 @@ import shmemkit as sk
 from shmemkit.emu.network import Network
 from shmemkit.runtime.world import choose_backend
 
-pytest_plugins = ["pytester", "recorded", "fast", "gpu", "mutations", "touched"]
+pytest_plugins = ["pytester", "recorded", "fast", "gpu", "mutations", "touched", "cpu_seconds"]
 if not importlib.metadata.entry_points(group="pytest11", name="shmemkit"):  # not installed, but on PYTHONPATH
     pytest_plugins.append("shmemkit.pytest_plugin")
 
@@ -111,7 +111,7 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    from touched import several_ranks  # by now pytest has imported it
+    from fast import several_ranks  # by now pytest has imported it
 
     backend, reason = choose_backend()
     if several_ranks():

@@ -12,6 +12,8 @@ Slow tests run with ``--slow``, with ``-m slow`` (or any other -m that names slo
 names them as ``file::test``.
 """
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -53,6 +55,18 @@ def examples(most, **others):
 def with_slow(config):
     """Whether the command line asks for slow tests."""
     return config.getoption("slow") or "slow" in config.getoption("markexpr")
+
+
+def several_ranks():
+    """Whether pytest runs under several ranks: each skips what is not marked gpu."""
+    return int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1) > 1
+
+
+def is_chosen(config):
+    """Whether tests are chosen otherwise than by marks: names of files, words, one rank of several."""
+    options = "keyword", "deselect", "ignore", "ignore_glob", "lf", "collectonly"
+    named = config.args_source is not config.ArgsSource.TESTPATHS
+    return named or several_ranks() or any(config.getoption(option, None) for option in options)
 
 
 def pytest_addoption(parser):

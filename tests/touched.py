@@ -13,12 +13,12 @@ At the end of a run of the whole fast set without failures, what has not been no
 
 import functools
 import inspect
-import os
 import types
 import weakref
 from pathlib import Path
 
 import pytest
+from fast import is_chosen
 from numba.cuda.dispatcher import CUDADispatcher
 
 import shmemkit as sk
@@ -141,18 +141,9 @@ def touched():
     return _touched | {f"shmemkit.device.{name}" for name in called}
 
 
-def several_ranks():
-    """Whether pytest runs under several ranks: each skips what is not marked gpu."""
-    return int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1) > 1
-
-
 def is_whole(config):
     """Whether this is a run of the whole fast set, or of more."""
-    options = "keyword", "deselect", "ignore", "ignore_glob", "lf", "collectonly"
-    chosen = [config.getoption(option, None) for option in options]
-    whole = config.args_source is config.ArgsSource.TESTPATHS
-    whole = whole and not several_ranks()
-    return whole and not any(chosen) and config.getoption("markexpr") in ("", "not gpu")
+    return not is_chosen(config) and config.getoption("markexpr") in ("", "not gpu")
 
 
 @pytest.hookimpl(optionalhook=True)

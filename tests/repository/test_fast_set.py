@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import cpu_seconds
 import pytest
 from fast import covering
 from hypothesis import settings
@@ -16,6 +17,7 @@ TESTS = Path(__file__).parents[1]
 
 PLUGINS = ["-p", "fast", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]  # as in test_pytest_plugin.py
 SUITE = """
+import cpu_seconds
 import pytest
 from fast import examples, slow
 from hypothesis import given, strategies
@@ -163,6 +165,7 @@ def test_touching():
 """
 
 
+@pytest.mark.slow
 def test_the_fast_set_fails_when_it_leaves_something_out(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     pytester.makepyprojecttoml('[tool.pytest.ini_options]\ntestpaths = ["."]')
@@ -196,3 +199,85 @@ def test_only_the_run_of_all_fast_tests_must_touch_everything(pytester, options,
     pytester.makepyprojecttoml('[tool.pytest.ini_options]\ntestpaths = ["."]')
     pytester.makepyfile(test_it="")
     assert is_whole(pytester.parseconfig("-p", "fast", *options)) == whole
+
+
+# ---- what a test may take
+
+TAKING = """
+import subprocess, sys, time
+import cpu_seconds
+import pytest
+
+def take(seconds):
+    began = time.process_time()
+    while time.process_time() - began < seconds:
+        pass
+
+def test_little():
+    time.sleep(0.1)  # of a clock, not of a core
+
+@pytest.fixture
+def made():
+    take(0.06)
+
+def test_more(made):
+    pass
+
+def test_twice():
+    subprocess.run([sys.executable, "-S", "-c", "import time\\nwhile time.process_time() < 0.12: pass"])
+
+@pytest.mark.slow
+def test_slow():
+    take(0.12)
+"""
+
+
+@pytest.fixture
+def timed(pytester, monkeypatch):
+    """Tests whose budgets are 0.05 and 0.2 CPU seconds, run by ``pytester``."""
+    pytester.makepyprojecttoml('[tool.pytest.ini_options]\ntestpaths = ["."]')
+    pytester.makepyfile(test_taking=TAKING)
+    for name, value in {"FAST": 0.05, "SLOW": 0.2, "slower": lambda: 1, "compiles": lambda: False}.items():
+        monkeypatch.setattr(cpu_seconds, name, value)
+    return pytester
+
+
+def over(result):
+    """-> {title of a list of the report: its tests}"""
+    lists = {}
+    for line in result.outlines:
+        if title := re.search(r"=+ (tests over .*: \d) =", line):
+            lists[title[1]] = []
+        elif " CPU s  " in line:
+            lists[list(lists)[-1]].append(line.partition("::")[2])
+    return lists
+
+
+OVER = {"tests over twice their budget, to be smaller or slow: 1": ["test_twice"]}
+OVER |= {"tests over their budget: 1": ["test_more"]}
+
+
+def test_what_takes_twice_its_budget_fails_the_run(timed):
+    result = timed.runpytest_inprocess(*PLUGINS, "-p", "cpu_seconds", "--slow")
+    assert (result.ret, over(result)) == (pytest.ExitCode.TESTS_FAILED, OVER)
+
+
+@pytest.mark.slow
+def test_so_do_workers(timed, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    settings = "cpu_seconds.FAST, cpu_seconds.slower, cpu_seconds.compiles = 0.05, lambda: 1, bool"
+    timed.makeconftest(f'import cpu_seconds\n{settings}\npytest_plugins = ["fast", "cpu_seconds"]')
+    result = timed.runpytest_subprocess("-m", "not gpu", "-n", "2")
+    assert (result.ret, over(result)) == (pytest.ExitCode.TESTS_FAILED, OVER)
+
+
+def test_chosen_tests_over_their_budget_are_named_only(timed):
+    result = timed.runpytest_inprocess(*PLUGINS, "-p", "cpu_seconds", "-k", "twice")
+    assert (result.ret, over(result)) == (0, {"tests over their budget: 1": ["test_twice"]})
+
+
+def test_seconds_of_a_slow_machine_are_longer(monkeypatch):
+    monkeypatch.setattr(cpu_seconds, "LOOP", 1e-9)
+    assert cpu_seconds.slower() > 1000
+    monkeypatch.setattr(cpu_seconds, "LOOP", 1000)
+    assert cpu_seconds.slower() == 1

@@ -1,0 +1,117 @@
+"""What a test may take: CPU seconds, its processes' too, since seconds of a busy machine say little.
+
+At its end a run lists the tests that are over their budget. A run of the whole fast set, or of all slow tests, fails
+when one takes more than twice its budget: what is just over may be the first use of something, or a neighbour on
+the same core. On a machine slower than the one that the budgets are for, they are longer by as much: a test that
+is over its budget is followed by a loop that measures that.
+"""
+
+import resource
+import time
+
+import pytest
+from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+from fast import is_chosen, with_slow
+
+FAST, SLOW = 0.5, 10.0  # budgets
+FAILS = 2  # budgets
+LOOP = 0.005  # seconds of the loop below on the machine that the budgets are for
+LISTED = 20
+
+_BEGAN = pytest.StashKey()
+_OVER = "over_budget"
+
+
+def cpu_seconds():
+    """-> those of this process, and of all that it has waited for"""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def slower():
+    """How many times longer than on the machine of the budgets this one takes now; 1 if it is as fast."""
+    return max(1.0, min(_loop() for _ in range(5)) / LOOP)
+
+
+def _loop():
+    began, values = time.process_time(), {}
+    for i in range(60_000):
+        values[i & 255] = values.get(i & 127, i) + 1
+    return time.process_time() - began
+
+
+def budget(item):
+    many = item.get_closest_marker("hypothesis") and with_slow(item.config)  # four times the examples
+    return SLOW if many or item.get_closest_marker("slow") else FAST
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[_BEGAN] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    try:
+        return (yield)
+    finally:
+        taken, most = cpu_seconds() - item.stash[_BEGAN], budget(item)
+        if taken > most and not item.get_closest_marker("gpu"):
+            taken /= slower()
+            if taken > most:
+                item.user_properties.append((_OVER, (taken, most)))
+
+
+class Judge:
+    """Of the process that reports: workers of xdist send it their reports."""
+
+    def __init__(self, config):
+        self.config, self.over, self.failed = config, [], []
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "teardown":
+            for name, value in report.user_properties:
+                if name == _OVER:
+                    self.over.append((*value, report.nodeid))
+
+    def pytest_sessionfinish(self, session, exitstatus):
+        self.failed = [entry for entry in self.over if entry[0] > FAILS * entry[1]]
+        if not self.failed or is_chosen(self.config) or compiles():
+            self.failed = []
+        elif exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.over:
+            _write(
+                terminalreporter,
+                self.failed,
+                "tests over twice their budget, to be smaller or slow",
+                red=True,
+            )
+            within = [entry for entry in self.over if entry not in self.failed]
+            _write(terminalreporter, within, "tests over their budget")
+
+
+def _write(reporter, entries, title, **markup):
+    if entries:
+        reporter.section(f"{title}: {len(entries)}", **markup)
+    for taken, most, name in sorted(entries, reverse=True)[: None if markup else LISTED]:
+        reporter.write_line(f"{taken:6.2f} of {most:g} CPU s  {name}")
+    if len(entries) > LISTED and not markup:
+        reporter.write_line(f"       and {len(entries) - LISTED} more")
+
+
+def compiles():
+    """Whether kernels are compiled to machine code here. That takes longer, and is not judged."""
+    try:
+        load_nvidia_dynamic_lib("nvvm")
+    except DynamicLibNotFoundError:
+        return False
+    return True
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Judge(config), "cpu_seconds_judge")
