@@ -1,12 +1,17 @@
 """What a test may take: CPU seconds, its processes' too, since seconds of a busy machine say little.
 
-At its end a run lists the tests that are over their budget. A run of the whole fast set, or of all slow tests, fails
-when one takes more than twice its budget: what is just over may be the first use of something, or a neighbour on
-the same core. On a machine slower than the one that the budgets are for, they are longer by as much: a test that
-is over its budget is followed by a loop that measures that.
+At its end a run lists the tests that are over their budget. A run of the whole fast set, or of all slow
+tests, fails when one takes more than twice its budget: what is just over may be a neighbour on the same core.
+What is done once for several tests is not counted: fixtures of a wider scope, and Numba's typing of a kernel
+that is new in this process. A process that the test starts has seconds of its own, if the mark
+``processes(n)`` says how many there are. On a machine slower than the one that the budgets are for, they are
+longer by as much: a test that is over its budget is followed by a loop that measures that.
 """
 
+import contextlib
+import functools
 import resource
+import sys
 import time
 
 import pytest
@@ -14,10 +19,12 @@ from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 from fast import is_chosen, with_slow
 
 FAST, SLOW = 0.5, 10.0  # budgets
+PROCESS = 1.5  # to start Python with shmemkit and Numba
 FAILS = 2  # budgets
 LOOP = 0.005  # seconds of the loop below on the machine that the budgets are for
 LISTED = 20
 
+_once = [0.0, 0]  # CPU seconds of what is done once, and how deep this is in it
 _BEGAN = pytest.StashKey()
 _OVER = "over_budget"
 
@@ -41,13 +48,41 @@ def _loop():
 
 
 def budget(item):
+    if item.get_closest_marker("full"):
+        return float("inf")
     many = item.get_closest_marker("hypothesis") and with_slow(item.config)  # four times the examples
-    return SLOW if many or item.get_closest_marker("slow") else FAST
+    started = sum(mark.args[0] for mark in item.iter_markers("processes"))
+    return (SLOW if many or item.get_closest_marker("slow") else FAST) + PROCESS * started
+
+
+@contextlib.contextmanager
+def _done_once():
+    began, _once[1] = cpu_seconds(), _once[1] + 1
+    try:
+        yield
+    finally:
+        _once[1] -= 1
+        if not _once[1]:
+            _once[0] += cpu_seconds() - began
+
+
+def pytest_sessionstart(session):
+    """Others have imported the library by now, if they need it."""
+    if type_check := sys.modules.get("shmemkit.compiler.type_check"):
+        patch = pytest.MonkeyPatch()
+        session.config.add_cleanup(patch.undo)
+        patch.setattr(type_check, "check", functools.wraps(type_check.check)(_done_once()(type_check.check)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    with contextlib.nullcontext() if fixturedef.scope == "function" else _done_once():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item):
-    item.stash[_BEGAN] = cpu_seconds()
+    item.stash[_BEGAN] = cpu_seconds() - _once[0]
     return (yield)
 
 
@@ -56,7 +91,7 @@ def pytest_runtest_teardown(item):
     try:
         return (yield)
     finally:
-        taken, most = cpu_seconds() - item.stash[_BEGAN], budget(item)
+        taken, most = cpu_seconds() - _once[0] - item.stash[_BEGAN], budget(item)
         if taken > most and not item.get_closest_marker("gpu"):
             taken /= slower()
             if taken > most:
@@ -113,5 +148,8 @@ def compiles():
 
 
 def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "processes(n): starts n that import shmemkit; its budget is longer by as many"
+    )
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Judge(config), "cpu_seconds_judge")

@@ -7,9 +7,10 @@
     *in_turn(ways, cases)                                each way, a tuple, with each of the cases, tuples; it
                                                          is fast with one of them
     @examples(40)                                        of hypothesis; a quarter of them in the fast set
+    @pytest.mark.full, *full(8, 16)                      too long for slow tests, too
 
 Slow tests run with ``--slow``, with ``-m slow`` (or any other -m that names slow), and when the command line
-names them as ``file::test``.
+names them as ``file::test``. So do full ones, with ``--full``, which implies ``--slow``, and ``-m full``.
 """
 
 import os
@@ -27,13 +28,18 @@ settings.register_profile("fast", settings.get_profile("full"), max_examples=QUA
 
 def slow(*values):
     """`values` for ``parametrize``, with which the test is slow; a tuple for several parameters."""
-    return [_slow(value) for value in values]
+    return [_marked(value, pytest.mark.slow) for value in values]
 
 
-def _slow(value):
+def full(*values):
+    """Likewise values with which the test is full."""
+    return [_marked(value, pytest.mark.full) for value in values]
+
+
+def _marked(value, mark):
     if isinstance(value, type(pytest.param())):
-        return pytest.param(*value.values, marks=[*value.marks, pytest.mark.slow], id=value.id)
-    return pytest.param(*(value if type(value) is tuple else (value,)), marks=pytest.mark.slow)
+        return pytest.param(*value.values, marks=[*value.marks, mark], id=value.id)
+    return pytest.param(*(value if type(value) is tuple else (value,)), marks=mark)
 
 
 def in_turn(ways, cases):
@@ -54,7 +60,11 @@ def examples(most, **others):
 
 def with_slow(config):
     """Whether the command line asks for slow tests."""
-    return config.getoption("slow") or "slow" in config.getoption("markexpr")
+    return _asked(config, "slow") or _asked(config, "full")
+
+
+def _asked(config, mark):
+    return config.getoption(mark) or mark in config.getoption("markexpr")
 
 
 def several_ranks():
@@ -71,10 +81,14 @@ def is_chosen(config):
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run slow tests and all examples of hypothesis, too")
+    parser.addoption(
+        "--full", action="store_true", help="run full tests, too, which take hours; implies --slow"
+    )
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: runs with --slow or -m slow only (tests/README.md)")
+    config.addinivalue_line("markers", "full: runs with --full or -m full only (tests/README.md)")
     config.addinivalue_line(
         "markers", "each_value: fast with each value of each parameter once, slow with all other combinations"
     )
@@ -84,16 +98,25 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(config, items):
     mark_each_value(items)
-    if with_slow(config):
-        return
+    not_asked = [] if with_slow(config) else ["slow"]
+    not_asked += [] if _asked(config, "full") else ["full"]
     named = {arg.partition("::")[2] for arg in config.args if "::" in arg}
     chosen, left_out = [], []
     for item in items:
-        runs = not item.get_closest_marker("slow") or _named(item, named)
+        runs = not any(map(item.get_closest_marker, not_asked)) or _named(item, named)
         (chosen if runs else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = chosen
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests that lie together run in one worker, as far as it goes: a kernel is typed once, not in each."""
+    if config.getvalue("dist") == "load":
+        from xdist.scheduler import WorkStealingScheduling
+
+        return WorkStealingScheduling(config, log)
 
 
 def _named(item, named):
@@ -106,7 +129,7 @@ def mark_each_value(items):
     """Mark as slow what ``each_value`` leaves out."""
     of_function = {}
     for item in items:
-        if item.get_closest_marker("each_value") and not item.get_closest_marker("slow"):
+        if item.get_closest_marker("each_value") and not any(map(item.get_closest_marker, ("slow", "full"))):
             of_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for combinations in of_function.values():
         for item in set(combinations) - set(covering(combinations, lambda item: item.callspec.params)):

@@ -38,11 +38,18 @@ def missing(what):
 
 def needs_compiler():
     """Skip, or fail, a test before numba has typed its kernel in vain."""
+    if lacks := _lacks():
+        missing(f"{lacks} (pip install -e '.[cu13,dev]')".partition("\n")[0])
+
+
+@functools.cache
+def _lacks():
+    """What says which library of the compiler is not there, if one is not."""
     try:
         for name in ("nvrtc", "nvvm"):
             load_nvidia_dynamic_lib(name)
     except DynamicLibNotFoundError as error:
-        missing(f"{error} (pip install -e '.[cu13,dev]')".partition("\n")[0])
+        return str(error)
 
 
 @contextlib.contextmanager
@@ -53,8 +60,11 @@ def without_gpu(cc):
         yield
 
 
-def compile_ptx(kernel, argument_types, cc=HOPPER):
-    """The PTX of `kernel`, a @cuda.jit kernel or a plain function, for these numba types."""
+def compile_ptx(kernel, argument_types, cc=HOPPER, refused=False):
+    """The PTX of `kernel`, a @cuda.jit kernel or a plain function, for these numba types. `refused`: Numba
+    shall refuse it, which it does without a compiler."""
+    if not refused:
+        needs_compiler()
     from numba import cuda
     from numba.core.errors import TypingError
     from numba.cuda.cudadrv.error import NvvmSupportError

@@ -342,7 +342,7 @@ def test_a_round_has_each_graph_once_after_a_barrier():
 # ---- all_gather
 
 
-@pytest.mark.parametrize("n", [*slow(1), 2, *slow(3)])
+@pytest.mark.parametrize("n", slow(1, 2, 3))
 def test_all_gather(n, tmp_path):
     picture = tmp_path / "plot.png"
     arguments = ["--sizes", "1K,4K", "--vs", "nccl,torch_nccl,torch_symm", "--plot", str(picture)]
@@ -382,8 +382,8 @@ def test_all_gather(n, tmp_path):
             ("broadcast", sk.Broadcast, 1.5),
             ("gather", sk.Gather, 1),
             ("reduce", sk.Reduce, 1),
+            ("scatter", sk.Scatter, 1),
         ),
-        ("scatter", sk.Scatter, 1),
     ],
 )
 def test_other_collectives(op, host, passes, tmp_path):
@@ -398,6 +398,7 @@ def test_other_collectives(op, host, passes, tmp_path):
     assert all(name in printed for name in names)
 
 
+@pytest.mark.slow
 def test_in_groups(tmp_path, capsys):
     """Of four ranks, two groups of two; the results are those of the first."""
     options = "--sizes", "1K", "--methods", "one_shot", "--vs", ""
@@ -781,7 +782,7 @@ def test_kernels_compile(name, cc):
 # ---- launch
 
 
-@pytest.mark.parametrize("n", [1, 2, *slow(3)])
+@pytest.mark.parametrize("n", [1, *slow(2, 3)])
 def test_launch(n, tmp_path):
     data, printed = measured(tmp_path, n, "launch", "--batches", "1", "--batch-size", "2", "--replays", "1")
     methods = [row["method"] for row in data["rows"]]

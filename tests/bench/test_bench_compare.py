@@ -59,11 +59,18 @@ def test_competitors_tell_of_the_machine_and_are_not_judged():
     assert not nothing.pairs and not nothing.passed
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    path = tmp_path_factory.mktemp("measured") / "old.json"
+    assert sk.emu.run(main, 2, ([*COMMAND, "--json", str(path)],)) == [0, 0]
+    return path.read_bytes()
+
+
 @pytest.fixture
-def old(tmp_path):
+def old(measured, tmp_path):
     """The file of a run on two ranks of the emulator."""
     path = tmp_path / "old.json"
-    assert sk.emu.run(main, 2, ([*COMMAND, "--json", str(path)],)) == [0, 0]
+    path.write_bytes(measured)
     return path
 
 
@@ -92,6 +99,7 @@ def test_the_command(old, monkeypatch, capsys):
     assert out.count(" to ") == 3  # the shortest and the longest time of each row, and the ratios
 
 
+@pytest.mark.slow
 def test_without_a_command_the_old_one_runs_again(old, capsys):
     with_times(old, 1e9)
     assert sk.emu.run(main, 2, (["--compare", str(old), "--sizes", "64"],)) == [0, 0]

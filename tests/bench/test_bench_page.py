@@ -300,6 +300,7 @@ def test_barrier(pages, tmp_path):
     assert pages[0].stale_plots(tmp_path, tmp_path) == []
 
 
+@pytest.mark.slow
 def test_of_the_emulator(pages, tmp_path):
     arguments = ["--sizes", "64,1K", "--out", "private,symmetric"]
     measure(tmp_path / "a.json", "all_gather", *arguments)

@@ -594,13 +594,13 @@ def layers(op, way, path):
         world, dtype = sk.init(), as_dtype("bfloat16")
         gpus = as_of_gpus(world)
         if op == "ag_gemm":
-            product = ag_gemm.Product(world, (12, 5, 6), dtype)
+            product = ag_gemm.Product(world, (4, 5, 4), dtype)
             between = ag_gemm.Gathering(product)
             both = ag_gemm.Both(product, between)
             ours = [ag_gemm.Ours(world, "sequential"), TorchGatherProduct(gpus)]
         else:
-            product = product_cases.GemmCase(world, (6, 5, 12), dtype)
-            between = cases.CASES[gemm_reduce.OPS[op][0]](world, 60, dtype, unit=1)
+            product = product_cases.GemmCase(world, (4, 5, 6), dtype)
+            between = cases.CASES[gemm_reduce.OPS[op][0]](world, 20, dtype, unit=1)
             both = gemm_reduce.Both(op, product, between)
             ours = [gemm_reduce.Ours(world, "sequential"), TorchProductScatter(gpus)]
         pairs = [(product, gemm.Cublas(gpus)), (between, Nccl(gpus, way, path))]
@@ -631,7 +631,7 @@ def torch(monkeypatch):
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("way", ["nccl", *slow(*results.NCCL_WAYS[1:])])
-@pytest.mark.parametrize("op", ["ag_gemm", *slow("gemm_rs", "gemm_ar")])
+@pytest.mark.parametrize("op", slow("ag_gemm", "gemm_rs", "gemm_ar"))
 def test_layers(op, way, torch, monkeypatch, tmp_path):
     nccl = FakeNccl(monkeypatch, str(tmp_path))
     names = [results.CUBLAS, way, results.nccl_cublas(way), "sequential", *FUSED[op]]
@@ -640,7 +640,7 @@ def test_layers(op, way, torch, monkeypatch, tmp_path):
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("op", ["ag_gemm", *slow("gemm_rs", "gemm_ar")])
+@pytest.mark.parametrize("op", slow("ag_gemm", "gemm_rs", "gemm_ar"))
 @pytest.mark.parametrize("fails", [*slow("matmul"), "fused"])
 def test_what_fails_of_layers_is_a_note(fails, op, torch, monkeypatch, tmp_path):
     FakeNccl(monkeypatch, str(tmp_path))

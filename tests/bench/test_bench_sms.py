@@ -19,7 +19,7 @@ def methods_of(tmp_path, *arguments):
 
 
 def test_collectives(tmp_path):
-    options = "--sizes", "8K", "--methods", "auto,ll128", "--vs", "", "--sms", "2,3"
+    options = "--sizes", "1K", "--methods", "auto,ll128", "--vs", "", "--sms", "2,3"
     assert methods_of(tmp_path, "all_reduce", *options[:3], "auto,push", *options[4:]) == [
         *("auto", "push", "auto, sms=2", "push, sms=2", "auto, sms=3", "push, sms=3")
     ]

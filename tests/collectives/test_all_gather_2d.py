@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulated import emulate
+from fast import slow
 from numba import cuda
 
 import shmemkit as sk
@@ -28,7 +29,7 @@ from shmemkit.device import (
 pytestmark = pytest.mark.usefixtures("messages")
 
 
-@pytest.mark.parametrize("options", [[], ["--races", "--delivery", "unordered"]])
+@pytest.mark.parametrize("options", [*slow([]), ["--races", "--delivery", "unordered"]])
 def test_example(monkeypatch, capsys, options):
     """It prints what it says: ranks of one host become two nodes."""
     program = Path(__file__).parents[2] / "examples" / "03_all_gather_2d.py"

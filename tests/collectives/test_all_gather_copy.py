@@ -453,6 +453,7 @@ def test_each_barrier_is_needed(monkeypatch, method, symmetric, left_out, skip):
     assert explored(2, 2, method, symmetric, skip).failure is not None
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("method, symmetric", PROTOCOLS)
 @pytest.mark.parametrize("broken", [reset_nothing, reset_late])

@@ -12,9 +12,9 @@ import shmemkit as sk
 def test_all_gather_by_blocks_of_several_warps(pes, method, local_size):
     def main():
         world = sk.init(local_size=local_size)
-        gather = sk.AllGather._maker(method)(world, 4 * 700, threads=96)
+        gather = sk.AllGather._maker(method)(world, 4 * 230, threads=64)
         for call in range(3):
-            x, out = np.full(700, 10 * call + world.rank, "uint8"), np.zeros((4, 700), "uint8")
+            x, out = np.full(230, 10 * call + world.rank, "uint8"), np.zeros((4, 230), "uint8")
             gather.bind(x, out.reshape(-1), False)(None)
             world.synchronize()
             assert (out == 10 * call + np.arange(4)[:, None]).all()

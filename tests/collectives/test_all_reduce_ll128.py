@@ -62,10 +62,16 @@ def test_two_shots_refuse_arrays_whose_packets_32_bits_do_not_count(pes):
     pes(2).run(main)
 
 
-@pytest.mark.parametrize("blocks", [(1, 2, 3), *slow(((4, 5, 6),), ((64, 64, 64),))])
+@pytest.mark.parametrize(
+    "sizes, blocks",
+    [
+        ([1400, 200, 61], (1, 2, 3)),
+        *slow(*(([3600, 200, 1081, 60, 2500], blocks) for blocks in ((1, 2, 3), (4, 5, 6), (64, 64, 64)))),
+    ],
+)
 @pytest.mark.schedules(deliveries="unordered", seeds=[1])
-def test_two_shots_in_few_slots(pes, blocks):
-    pes(3, gpu="H200,sms=3").run(in_few_slots, [3600, 200, 1081, 60, 2500], blocks)
+def test_two_shots_in_few_slots(pes, sizes, blocks):
+    pes(3, gpu="H200,sms=3").run(in_few_slots, sizes, blocks)
 
 
 def few_calls(method, sizes, **settings):

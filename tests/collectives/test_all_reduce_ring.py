@@ -39,7 +39,17 @@ def test_float8_counts_twice(pes, small_chunks, dtype):
             assert (out.astype("float32") == 2).all()
         with pytest.raises(ValueError, match="x has 301 bytes, which count 2 times, .* than max_nbytes=600"):
             reduce(np.ones(301, x.dtype))
-        out = sk.all_reduce(np.ones((1 << 15) + 1, x.dtype))  # twice that is more than 64 KB
+
+    pes(2, local_size=1).run(main)
+
+
+@pytest.mark.slow
+def test_float8_of_one_line_counts_twice(pes):
+    """Twice as many bytes are more than 64 KB."""
+
+    def main():
+        world = sk.init()
+        out = sk.all_reduce(np.ones((1 << 15) + 1, as_dtype("float8_e4m3fn")))
         world.synchronize()
         assert (out.astype("float32") == 2).all()
 

@@ -24,7 +24,7 @@ nodes_of = pytest.mark.parametrize("nodes, local_size", [(2, 1), (2, 2), *slow((
 @nodes_of
 def test_nodes(pes, small_chunks, nodes, local_size, symmetric):
     n = nodes * local_size
-    calls = random_calls(n, 4, 20, n)
+    calls = random_calls(n, 2, 20, n)
     pes(n, local_size=local_size).run(exchange_rows, calls, (3,), "int16", symmetric)
 
 
@@ -44,7 +44,7 @@ def test_what_does_not_fit_is_reported(pes, small_chunks, symmetric):
     pes(3, local_size=1).run(exchange_rows, calls, (3,), "int16", symmetric)
 
 
-@examples(10)
+@examples(4)
 @given(
     data=st.data(),
     seed=st.none() | st.integers(0, 1 << 30),

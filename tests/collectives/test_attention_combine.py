@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from emulated import spmd
+from fast import slow
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda, float32, uint32
@@ -197,7 +198,7 @@ def ending_with(functions):
     return kernel
 
 
-@pytest.mark.parametrize("races", [False, True])
+@pytest.mark.parametrize("races", [False, *slow(True)])
 def test_in_a_users_kernel(races):
     rng = np.random.default_rng(0)
     x, lse = inputs(rng, 2, 2, 3, 64, "bfloat16", without=(1,))

@@ -136,7 +136,7 @@ def test_more_ranks_than_a_thread_holds(pes, name, method):
 def test_more_tiles_than_warps(pes, small, name, method, threads):
     """Of tiles that are full and tiles that are not, in turn."""
     small(ALL[name].kind, **{method: {"threads": threads, "blocks": 0}})
-    pes(3).run(calls, name, method, [200, 1, 61, 421, 128, 2, 200], "uint64", "sum", 1)
+    pes(3).run(calls, name, method, [200, 1, 61, 421, 2], "uint64", "sum", 1)
 
 
 IN_STEPS = (
@@ -177,7 +177,7 @@ def test_larger_than_a_chunk(pes, name, method):
 @ways(over_nodes)
 @pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[0])
 @pytest.mark.parametrize(
-    "nodes, local_size, root", [(2, 1, 0), (2, 2, -1), (3, 1, 0), *slow((2, 3, 1), (4, 2, 0))]
+    "nodes, local_size, root", [(2, 1, 0), (3, 1, 0), *slow((2, 2, -1), (2, 3, 1), (4, 2, 0))]
 )
 def test_nodes(request, pes, small_chunks, name, method, nodes, local_size, root):
     n = nodes * local_size

@@ -36,6 +36,7 @@ def test_in_one_line(pes):
     pes(3).run(main)
 
 
+@pytest.mark.slow
 def test_one_object_for_a_size(pes):
     def main():
         world = sk.init()
@@ -104,6 +105,7 @@ def test_the_first_call_is_not_captured(pes):
     pes(2).run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ring", "double_tree"])
 def test_float8_by_methods_whose_totals_are_float32(pes, method, monkeypatch, tmp_path):
     """Also on one node: a full power of 2."""

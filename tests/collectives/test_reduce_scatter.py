@@ -28,7 +28,7 @@ def test_auto(pes):
         world = sk.init()
         scatter = sk.ReduceScatter(world, 1 << 20)
         assert [scatter.method_for(n) for n in (8, 1 << 20)] == ["ll128", "push"]
-        for size in (3, (1 << 15) + 1):
+        for size in (3, (1 << 12) + 1):
             x = np.full((2, size), world.rank + 1, "int32")
             out = scatter(x)
             world.synchronize()

@@ -151,7 +151,7 @@ def put_of_words(signal):
 )
 def test_what_is_refused_when_compiling_and_on_the_emulator(function, message):
     with pytest.raises(TypingError, match=message):
-        compile_ptx(function, (SIGNALS,))
+        compile_ptx(function, (SIGNALS,), refused=True)
     with pytest.raises(sk.emu.EmulatorError, match=message):
         untyped(spmd)(1, lambda world: cuda.jit(function)[1, 1](sk.signals(1)))
 

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 from emulated import untyped
+from fast import slow
 from numba import cuda, uint64
 
 import shmemkit as sk
 from shmemkit.device import BULK_WORDS, bulk_copy_warp, bulk_put_warp, rank, symm_at, wait
 
 
-@pytest.mark.parametrize("dtype, size", [("uint8", 0), ("uint8", 1), ("int16", 4097), ("float64", 5000)])
+@pytest.mark.parametrize(
+    "dtype, size", [("uint8", 0), ("uint8", 1), ("int16", 4097), *slow(("float64", 5000))]
+)
 def test_bulk_copy(pes, dtype, size):
     @cuda.jit
     def kernel(y, x):
@@ -26,7 +29,7 @@ def test_bulk_copy(pes, dtype, size):
     pes(2).run(main)
 
 
-@pytest.mark.parametrize("size", [0, 1, 8192, 20_000])
+@pytest.mark.parametrize("size", [0, 1, 8192, *slow(20_000)])
 def test_bulk_put(pes, size):
     """Each step is there when the signal says so."""
 

@@ -444,6 +444,7 @@ def test_symm_at_of_slices_and_matrices(n):
         np.testing.assert_array_equal(x[2 : 2 + n, 0], 100 * np.arange(n) + world.rank)
 
 
+@untyped  # each example has another kernel
 @examples(60)
 @given(
     st.sampled_from(DTYPES),

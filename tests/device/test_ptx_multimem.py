@@ -76,7 +76,7 @@ def test_reduce(op, dtype):
         with pytest.raises(
             TypingError, match=f"array is a 1-D array of {dtype}; it must be a 1-D array of int32, "
         ):
-            compile_ptx(kernel, signature)
+            compile_ptx(kernel, signature, refused=True)
         return
     ptx = compile_ptx(kernel, signature)
     kind = "f" if isinstance(dtype, types.Float) else "s" if dtype.signed and op != "add" else "u"
@@ -130,7 +130,7 @@ def test_reduce_of_vectors_element_by_element(op, dtype):
     signature = array(dtype), types.int64, array(dtype)
     if dtype == types.float64 and op != "add":
         with pytest.raises(TypingError, match="is of float64; for op 'min' it must be of int32, "):
-            compile_ptx(kernel, signature)
+            compile_ptx(kernel, signature, refused=True)
         return
     ptx = compile_ptx(kernel, signature)
     kind = "f" if isinstance(dtype, types.Float) else "s" if dtype.signed and op != "add" else "u"
@@ -259,7 +259,7 @@ u64, f32, u8 = array(types.uint64), array(types.float32), array(types.uint8)
 )
 def test_refused(use, signature, message):
     with pytest.raises(TypingError, match=message):
-        compile_ptx(use, signature)
+        compile_ptx(use, signature, refused=True)
 
 
 # ---- what the GPU computes, as Python: no GPU may run it here

@@ -101,7 +101,7 @@ def test_ll_refuses(lines, data, message):
         sk.ll_pack_block(lines, x, 1)
 
     with pytest.raises(TypingError, match=message):
-        compile_ptx(kernel, (lines, data))
+        compile_ptx(kernel, (lines, data), refused=True)
 
 
 # ---- OpenSHMEM's signals
@@ -121,7 +121,7 @@ SET, GE = sk.SignalOp.SIGNAL_SET, sk.ComparisonType.CMP_GE
 )
 def test_enums_in_the_wrong_place(call, message):
     with pytest.raises(TypingError, match=message):
-        compile_ptx(call, (array(types.uint64),))
+        compile_ptx(call, (array(types.uint64),), refused=True)
 
 
 # ---- wait
@@ -522,7 +522,7 @@ def test_barrier_of_all_ranks_over_symmetric_signals():
 
 def misuse(call, *argument_types):
     with pytest.raises(Exception) as caught:
-        compile_ptx(call, argument_types)
+        compile_ptx(call, argument_types, refused=True)
     return str(caught.value)
 
 

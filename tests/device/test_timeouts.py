@@ -35,6 +35,7 @@ def test_bad_variable(monkeypatch, text):
         timeouts.default.__wrapped__()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "begin", ["sk.init(backend='emulator')", "sk.bind(cuda.jit(lambda x: None), 1, 1, ())"]
 )

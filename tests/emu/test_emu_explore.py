@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from emulated import spmd, untyped
-from fast import examples
+from fast import examples, slow
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda, int32
@@ -51,7 +51,7 @@ def through_a_queue(world, n_slots=2, n_items=3):
         assert (queue(x + 10 * world.rank + round) == x + 10 * (1 - world.rank) + round).all()
 
 
-@pytest.mark.parametrize("n_slots, n_items", [(2, 3), (1, 2), (3, 3)])
+@pytest.mark.parametrize("n_slots, n_items", [(1, 2), *slow((2, 3), (3, 3))])
 def test_queue(n_slots, n_items):
     assert proven(lambda world: through_a_queue(world, n_slots, n_items), 2) > 1
 

@@ -59,7 +59,7 @@ def pairs(draw):
 
 
 @given(pairs(), st.sampled_from(BINARY + BITWISE))
-@examples(800)
+@examples(400)
 def test_arithmetic_is_that_of_numba(numba_type, pair, op):
     left, a, right, b = pair
     x, y = CASTS[left](a), CASTS[right](b)

@@ -60,6 +60,7 @@ def resident():
         return int(file.read().split()[1]) * 4096 / (1 << 20)
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("races", [False, True])
 @pytest.mark.parametrize(

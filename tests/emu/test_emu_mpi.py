@@ -48,6 +48,7 @@ def test_the_pytorch_example():
     assert textwrap.dedent(expected) in output
 
 
+@pytest.mark.slow
 def test_what_processes_share():
     """Atomics from several processes add up; puts, signals, barriers and collectives work; hosts see each
     other."""
@@ -240,6 +241,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.processes(2)
 @pytest.mark.parametrize("how", ["kernel", *slow("bounds", "host")])
 def test_one_rank_fails(how):
     """The others wait for it in a kernel, or compute; all end within seconds."""

@@ -574,7 +574,7 @@ def test_many_messages_and_threads_leave_the_clocks_small():
     sizes = []
 
     def main(world):
-        kernel[1, 4, world.stream](sk.zeros(4), sk.signals(6), 300)
+        kernel[1, 4, world.stream](sk.zeros(4), sk.signals(6), 150)
         races = world.backend.machine.races
         sizes.append((len(world.stream.clock), len(races.pending[world.rank])))
 

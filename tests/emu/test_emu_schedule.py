@@ -99,6 +99,7 @@ def test_the_same_seed_is_the_same_run(delivery):
     assert len({tuple(run) for run in runs.values()}) == 5
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_another_process():
     """Where memory is elsewhere, and sets have another order."""
     program = "import test_emu_schedule as t; print(t.events(delivery='unordered', seed=3))"

@@ -49,6 +49,7 @@ def test_wrong_usage(arguments, said, capsys):
     assert exit.value.code == 1 and said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_as_a_command(tmp_path):
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "shmemkit.emu", "-n", "3", "--races", "--delivery", "unordered"]
@@ -64,6 +65,7 @@ def test_as_a_command(tmp_path):
     assert result.stderr.startswith("Traceback")
 
 
+@pytest.mark.slow
 def test_what_numba_refuses_is_refused_in_a_new_process(tmp_path):
     """There Numba imports cuda.bindings late, which scripts do not find."""
     program = """

@@ -184,6 +184,7 @@ def test_polls_let_the_others_go_on(poll, seed, script):
     )
 
 
+@pytest.mark.slow
 def test_a_poll_in_vain(script, monkeypatch):
     clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: 30 * clock())

@@ -91,6 +91,7 @@ def test_packages_without_init_and_modules_elsewhere(script, tmp_path, tmp_path_
     assert not {"common", "parts", "parts.one"} & {*sys.modules}
 
 
+@pytest.mark.slow
 def test_a_script_beside_the_libraries(tmp_path):
     """shmemkit itself may lie below the folder of the script."""
     os.symlink(os.path.dirname(sk.__file__), tmp_path / "shmemkit")

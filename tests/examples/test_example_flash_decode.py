@@ -9,7 +9,7 @@ from fast import slow
 PROGRAM = Path(__file__).parents[2] / "examples" / "13_flash_decode.py"
 
 
-@pytest.mark.parametrize("n, tokens", [(2, 6), *slow((1, 9), (3, 20), (2, 64))])
+@pytest.mark.parametrize("n, tokens", [(1, 3), *slow((2, 6), (1, 9), (3, 20), (2, 64))])
 def test_it_runs(capsys, n, tokens):
     options = ["-n", str(n), "--races", "--delivery", "unordered", str(PROGRAM), "--tokens", str(tokens)]
     assert emulate(options) == 0

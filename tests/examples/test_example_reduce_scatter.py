@@ -22,6 +22,7 @@ def no_nodes(monkeypatch):
     monkeypatch.delenv("SHMEMKIT_LOCAL_SIZE", raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], *slow(HARD)])
 @pytest.mark.parametrize("program", [INSIDE, OVER], ids=["inside", "over"])
 def test_it_prints_what_it_says(capsys, program, options):

@@ -16,6 +16,7 @@ PROGRAM = Path(__file__).parents[2] / "examples" / "04_ring_all_reduce.py"
 HARD = ["--races", "--delivery", "unordered"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], *slow(HARD)])
 def test_it_prints_what_it_says(capsys, options):
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", PROGRAM.read_text(), re.S)[1]

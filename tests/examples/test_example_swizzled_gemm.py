@@ -17,7 +17,11 @@ PROGRAM = Path(__file__).parents[2] / "examples" / "06_swizzled_gemm.py"
 
 
 @pytest.mark.parametrize(
-    "options", [["-n", "1", str(PROGRAM)], *slow(["-n", "2", "--races", str(PROGRAM), "--size", "65"])]
+    "options",
+    [
+        ["-n", "1", str(PROGRAM), "--size", "33"],
+        *slow(["-n", "1", str(PROGRAM)], ["-n", "2", "--races", str(PROGRAM), "--size", "65"]),
+    ],
 )
 def test_it_prints_what_it_says(capsys, options):
     """Once, also on several ranks."""

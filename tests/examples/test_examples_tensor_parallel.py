@@ -23,8 +23,11 @@ def test_it_prints_what_it_says(capsys, name):
     assert capsys.readouterr().out.splitlines() == textwrap.dedent(expected).splitlines()
 
 
-def test_experts_on_two_ranks(capsys):
-    assert emulate(["-n", "2", str(EXAMPLES / "14_moe_tensor_parallel.py"), "--tokens", "4"]) == 0
+@pytest.mark.parametrize(
+    "sizes", [["--tokens", "2", "--experts", "2", "--topk", "1"], *slow(["--tokens", "4"])]
+)
+def test_experts_on_two_ranks(capsys, sizes):
+    assert emulate(["-n", "2", str(EXAMPLES / "14_moe_tensor_parallel.py"), *sizes]) == 0
     assert capsys.readouterr().out.count("passed") == 2
 
 
@@ -55,7 +58,7 @@ def test_ranks_that_make_no_mesh(capsys):
     assert "--tensor is 2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["07_ag_gemm.py", "08_gemm_rs.py"])
+@pytest.mark.parametrize("name", slow("07_ag_gemm.py", "08_gemm_rs.py"))
 def test_several_nodes(capsys, name):
     assert emulate(["-n", "4", "--local-size", "2", str(EXAMPLES / name), "--hidden", "16"]) == 0
     assert capsys.readouterr().out.count("passed") >= 2

@@ -125,6 +125,7 @@ def test_gathered_rows(pes, rows, given):
     assert pes(2).run(in_a_row, 2, rows, 64, 16, given, "overlap", 2) == [2] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_parts_of_k(pes, by_columns):
     options = small(by_columns, 2)
@@ -150,6 +151,7 @@ def test_on_several_nodes(pes):
         pes(4, local_size=2).run(in_a_row, 2, 3, 8, 8, None, "overlap")
 
 
+@pytest.mark.slow
 def test_several_weights(pes):
     """One of them is not for the kernel, and one has no columns."""
 
@@ -207,6 +209,7 @@ def graphs_and_streams(method, **others):
     assert (seen == xs.reshape(6, 128, 8).astype("float32") @ weight.astype("float32")).all()
 
 
+@pytest.mark.slow
 def test_graphs_and_streams(pes):
     pes(2).run(graphs_and_streams, "overlap")
 

@@ -36,8 +36,9 @@ def all_right(pes, n_nodes, local_size, calls, *args, options=CHUNKS):
     [
         (2, 1, 24, False),
         *slow((3, 1, 64, False), (2, 2, 64, True)),
-        (2, 2, 24, False),  # tiles with rows of several ranks: mine are copied first
-        (2, 3, 8, True),
+        (2, 1, 8, True),
+        *slow((2, 2, 24, False)),  # tiles with rows of several ranks: mine are copied first
+        *slow((2, 3, 8, True)),
     ],
 )
 def test_nodes(pes, n_nodes, local_size, rows, by_columns):
@@ -48,7 +49,7 @@ def test_nodes(pes, n_nodes, local_size, rows, by_columns):
 @pytest.mark.each_value
 @late
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
-@pytest.mark.parametrize("n_nodes, local_size", [(2, 2), (2, 1)])
+@pytest.mark.parametrize("n_nodes, local_size", [*slow((2, 2)), (2, 1)])
 def test_gathered_rows(pes, n_nodes, local_size, given):
     assert all_right(pes, n_nodes, local_size, 2, 24, 24, 16, given)
 

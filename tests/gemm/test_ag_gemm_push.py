@@ -33,8 +33,9 @@ def pushed(by_columns):
     ("n_pes", "rows", "k"),
     [
         *slow((1, 70, 72)),
-        (2, 64, 72),
-        (3, 40, 72),  # tiles with rows of several ranks, which all come from staged
+        (2, 8, 40),
+        *slow((2, 64, 72)),
+        *slow((3, 40, 72)),  # tiles with rows of several ranks, which all come from staged
         *slow((5, 3, 8)),
         *slow((2, 3, 1160)),  # the columns are more than 16 parts of the least width
     ],
@@ -48,7 +49,7 @@ def test_sizes(pes, n_pes, rows, k, by_columns):
 @pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
-@pytest.mark.parametrize("rows", [24, *slow(64)])
+@pytest.mark.parametrize("rows", [8, *slow(24, 64)])
 @orders
 def test_gathered_rows(pes, rows, given, by_columns):
     assert pes(2).run(pushed(by_columns), 3, rows, 72, 16, given) == [3, 3]
@@ -62,6 +63,7 @@ def test_parts_of_k(pes, dtype, by_columns):
     assert pes(2).run(in_a_row, *arguments) == [2, 2]
 
 
+@pytest.mark.slow
 def test_wide_rows(pes):
     """As they are on GPUs: two parts, and the last one narrow."""
     assert pes(2).run(in_a_row, 2, 3, 1032, 16, None, "push", 9, BF16, False, None) == [2, 2]

@@ -90,7 +90,7 @@ SIZES = [(1, 40, 72), (17, 8, 8), (3, 40, 8)]
 @pytest.mark.each_value
 @late
 @methods
-@pytest.mark.parametrize("n_pes", [1, 2, 3, *slow(4, 5)])
+@pytest.mark.parametrize("n_pes", [1, 2, *slow(3, 4, 5)])
 def test_sizes(pes, method, n_pes):
     assert all_right(pes(n_pes), method, SIZES)
 
@@ -120,6 +120,7 @@ def test_tiles(pes, method, width, size):
     assert all_right(pes(2), method, [size], options=tiles(width))
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @late
 @methods
@@ -135,11 +136,14 @@ def test_parts_of_float32_and_layouts(pes, method, width, n_pes, majors, dtype):
 @pytest.mark.each_value
 @skewed
 @methods
-@pytest.mark.parametrize("splits, sms", [(2, 1), *slow((3, 8))])
-def test_parts_of_k(pes, method, splits, sms):
+@pytest.mark.parametrize(
+    "splits, sms, sizes",
+    [(2, 1, [(3, 24, 136)]), *slow(*((*how, [(17, 40, 200), (3, 72, 136)]) for how in ((2, 1), (3, 8))))],
+)
+def test_parts_of_k(pes, method, splits, sms, sizes):
     """By fewer blocks than there are, and by one each."""
     blocks = pes(2, gpu=f"H200,sms={sms}")
-    assert all_right(blocks, method, [(17, 40, 200), (3, 72, 136)], options=tiles(32, splits))
+    assert all_right(blocks, method, sizes, options=tiles(32, splits))
 
 
 @examples(6, derandomize=True)
@@ -157,6 +161,7 @@ def test_any_sizes_in_a_row(method, n_pes, sizes, width, splits, part_dtype):
     assert all(map(all, sk.emu.run(compute, n_pes, arguments, gpu="H200,sms=2")))
 
 
+@pytest.mark.slow
 @late
 @methods
 def test_graphs_and_streams(pes, method):

@@ -65,16 +65,19 @@ def all_right(pes, n_pes, sms, op, sizes, *args):
     return all(all(of_rank) for of_rank in pes(n_pes, gpu=f"H200,sms={sms}").run(compute, op, sizes, *args))
 
 
+FEW, MANY = [(17, 136, 8), (130, 8, 72), (3, 40, 8)], [(17, 72, 8), (3, 40, 8)]  # ranks
+
+
 @pytest.mark.each_value
 @late
 @ops
-@pytest.mark.parametrize("n_pes", [1, 2, *slow(3, 5)])
-def test_sizes(pes, op, n_pes):
+@pytest.mark.parametrize("n_pes, sizes", [(2, [(5, 40, 8)]), *slow((1, FEW), (2, FEW), (3, MANY), (5, MANY))])
+def test_sizes(pes, op, n_pes, sizes):
     """Columns of tiles of few blocks; of few ranks, two rows of them, the second one cut; a part of one."""
-    sizes = [(17, 136, 8), (130, 8, 72), (3, 40, 8)] if n_pes < 3 else [(17, 72, 8), (3, 40, 8)]
     assert all_right(pes, n_pes, 1 if n_pes < 3 else 3, op, sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @late
 @ops
@@ -114,6 +117,7 @@ def test_any_sizes_in_a_row(op, n_pes, sms, sizes, parts):
     assert all(map(all, sk.emu.run(compute, n_pes, arguments, gpu=f"H200,sms={sms}")))
 
 
+@pytest.mark.slow
 @late
 @pytest.mark.parametrize("op", [*slow("rs"), "ar"])
 def test_graphs_and_streams(pes, op):

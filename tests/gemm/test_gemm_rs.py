@@ -75,11 +75,12 @@ late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 
 
 @late
-@pytest.mark.parametrize("op, n_pes", [("rs", 2), *slow(("rs", 3)), ("ar", 2)])
-def test_sizes(pes, op, n_pes):
-    assert all_right(pes(n_pes), op, SIZES)
+@pytest.mark.parametrize("op, n_pes, sizes", [(op, 2, SIZES[1:]) for op in OBJECTS] + slow(("rs", 3, SIZES)))
+def test_sizes(pes, op, n_pes, sizes):
+    assert all_right(pes(n_pes), op, sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @late
 @pytest.mark.parametrize("op, n_pes", [("rs", 2), ("ar", 2), *slow(("rs", 3), ("ar", 3))])

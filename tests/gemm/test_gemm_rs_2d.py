@@ -64,6 +64,7 @@ def test_operands_by_columns(pes, op):
     assert all_right(pes, 2, 2, op, [(16, 24, 24)], "fused_2d", "mk")
 
 
+@pytest.mark.slow
 @late
 @pytest.mark.parametrize("op", OBJECTS)
 def test_graphs_and_streams(pes, op):

@@ -52,6 +52,7 @@ def test_operands_may_be_stored_otherwise_on_each_rank(pes, tile, part_dtype):
     pes(2).run(main)
 
 
+@pytest.mark.slow
 @late
 @pytest.mark.parametrize(
     "op, method, how, on_rank, nodes",
@@ -148,6 +149,7 @@ def test_arrays_of_others(pes, kind):
 # ---- GPUs of other sizes
 
 
+@pytest.mark.slow
 def test_the_least_gpu_decides_for_all(pes):
     """Tiles, where rows of them are sent, and whether x comes by rows or by columns."""
 

@@ -179,6 +179,7 @@ def chained_kernel(map_a, map_b, map_out, bias, m, n, k, splits, partials, arriv
     chained_gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, (ready, done))
 
 
+@pytest.mark.slow
 def test_a_kernel_of_its_own_with_functions_for_order_and_waiting():
     product = Product((130, 72, 100))
 

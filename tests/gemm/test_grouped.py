@@ -4,7 +4,7 @@ goes wrong when one of their barriers is taken away."""
 import numpy as np
 import pytest
 from emulated import spmd
-from fast import examples
+from fast import examples, slow
 from gemms import check, expected
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,11 +76,13 @@ def test_counts(method, counts):
 
 
 @pytest.mark.parametrize("tile", [(128, 256), (128, 96), (64, 32)], ids=str)
-def test_sm90_tiles(tile):
+@pytest.mark.parametrize("rows", [9, *slow(130)])
+def test_sm90_tiles(tile, rows):
     """Pieces of 128 and 64 bytes; of 128 rows and 64, whole and ragged."""
-    run("sm90", [130, 0, 17], 104, 72, tile=tile, races=True)
+    run("sm90", [rows, 0, 17], 104, 72, tile=tile, races=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("columns", ["", "w"])
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
 def test_sm90_layouts(columns, out_dtype):
@@ -92,7 +94,7 @@ def test_sm80_layouts_of_odd_sizes(columns):
     run("sm80", [5, 0, 7, 66], 41, 33, "float16", "float32", columns, bias=(41,), activation="relu")
 
 
-@examples(12)
+@examples(8)
 @given(st.lists(st.integers(0, 80), min_size=1, max_size=9), st.sampled_from(list(METHODS)))
 def test_any_counts(counts, method):
     run(method, counts, 16, 24)
@@ -102,6 +104,7 @@ def test_auto_takes_what_there_is():
     run("auto", [5, 3], 9, 11)
 
 
+@pytest.mark.slow
 def test_counts_that_change_between_calls_and_replays():
     def main(world):
         product, grouped = Product([40, 0, 25], 24, 16), sk.GroupedGemm("sm90", options=SMALL["sm90"])

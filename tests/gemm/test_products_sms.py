@@ -8,7 +8,7 @@ from fast import slow
 
 import shmemkit as sk
 
-M, K, N = 72, 24, 72  # for each rank
+M, K, N = 40, 8, 72  # for each rank
 OVER_NODES = ("overlap_2d", "fused_2d")
 PRODUCTS = [
     (kind, method)
@@ -73,7 +73,7 @@ def test_copies_of_rows_that_the_tma_does_not_take():
 def test_gemm(method, sms):
     def main():
         world = sk.init()
-        a, b = of(0, 130, K), of(1, K, 136)
+        a, b = of(0, 70, K), of(1, K, 72)
         with sk.Timeline(world) as timeline:
             out = sk.Gemm(method, sms=sms)(a, b)
             again = sk.matmul(a, b, method=method, sms=sms)
@@ -102,6 +102,7 @@ def test_grouped(method, sms):
     sk.emu.run(main, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [sk.AllGatherGemm, sk.GemmReduceScatter])
 def test_races(kind):
     def main():

@@ -59,10 +59,10 @@ CHANGING = ["random", "some have none", "one expert", "none", "an expert without
 @pytest.mark.parametrize(
     ("n_ranks", "m", "topk", "experts", "n", "k"),
     [
-        (1, 35, 2, 3, 40, 72),
-        (2, 9, 2, 3, 40, 72),
+        (2, 3, 2, 2, 16, 16),
+        *slow((1, 35, 2, 3, 40, 72), (2, 9, 2, 3, 40, 72)),
         *slow((3, 25, 4, 2, 72, 136)),  # tiles of 128 rows
-        (3, 5, 3, 4, 16, 64),
+        *slow((3, 5, 3, 4, 16, 64)),
         *slow((4, 33, 2, 3, 40, 72)),
     ],
 )
@@ -74,6 +74,7 @@ def test_all_experts_of_a_token():
     run(2, "overlap", ["all experts"], 17, 4, 4, 24, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sms", [1, 3])
 def test_tiles_of_several_ranks(sms):
     """An expert's tiles have rows of one rank, of two, of all."""
@@ -88,14 +89,14 @@ def test_float16():
     ("n_ranks", "n", "k"),
     [
         (1, 5, 7),
-        (2, 6, 10),
-        *slow((3, 8, 16)),
+        *slow((2, 6, 10), (3, 8, 16)),
     ],
 )
 def test_sequential(n_ranks, n, k):
     run(n_ranks, "sequential", ["some have none", "one expert"], 3, 2, 3, n, k, races=False)
 
 
+@pytest.mark.slow
 def test_graphs_streams_and_one_index():
     """Two layers with one routing, in a graph, whose routing changes."""
 

@@ -12,7 +12,7 @@ import shmemkit as sk
 N, TOKENS, TOPK, EXPERTS, COLUMNS, K = 2, 8, 2, 3, 40, 16
 
 
-@pytest.mark.parametrize("sms", [2, *slow(3, 5, 64)])
+@pytest.mark.parametrize("sms", slow(2, 3, 5, 64))
 def test_expert_parallel(sms):
     def main(world):
         rng = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def test_expert_parallel(sms):
     spmd(N, main, races=True)
 
 
-@pytest.mark.parametrize("method", ["overlap", "sequential"])
+@pytest.mark.parametrize("method", ["overlap", *slow("sequential")])
 @pytest.mark.parametrize("sms", [1, *slow(2, 3, 64)])
 def test_first_layer(method, sms):
     ids = routing("random", TOKENS, TOPK, EXPERTS)
@@ -52,7 +52,7 @@ def test_first_layer(method, sms):
     spmd(N, main)
 
 
-@pytest.mark.parametrize("method", ["fused", "sequential"])
+@pytest.mark.parametrize("method", ["fused", *slow("sequential")])
 @pytest.mark.parametrize("sms", [1, *slow(2, 3, 64)])
 def test_second_layer(method, sms):
     ids, weights = routing("random", TOKENS, TOPK, EXPERTS), np.ones((TOKENS, TOPK), "float32")

@@ -39,8 +39,13 @@ def test_readme_shows_example_00():
     assert (ROOT / "examples" / "00_hello.py").read_text().endswith(program)
 
 
+LARGE = ("products.md", 2), ("products.md", 1), ("timeline.md", 0), ("expert_parallel.md", 1)
 COMPLETE = [
-    pytest.param(program, id=f"{page.relative_to(ROOT)}-{i}")
+    pytest.param(
+        program,
+        id=f"{page.relative_to(ROOT)}-{i}",
+        marks=[pytest.mark.slow] if (page.name, i) in LARGE else [],
+    )
     for page in PAGES
     for i, program in enumerate(programs(page, "import shmemkit", some=False))
     if page.name not in ("README.md", "testing.md") and page.parent.name != "tutorial"  # tests of their own

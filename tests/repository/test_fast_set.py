@@ -19,7 +19,7 @@ PLUGINS = ["-p", "fast", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"] 
 SUITE = """
 import cpu_seconds
 import pytest
-from fast import examples, slow
+from fast import examples, full, slow
 from hypothesis import given, strategies
 
 @pytest.mark.parametrize("a", [1, *slow(2)])
@@ -37,6 +37,11 @@ def test_combinations(a, b):
 def test_slow():
     pass
 
+@pytest.mark.parametrize("a", [1, *full(2)])
+@pytest.mark.parametrize("b", [3, *slow(4)])
+def test_large(a, b):
+    pass
+
 counted = []
 
 @examples(40)
@@ -48,9 +53,10 @@ def test_number_of_examples():
     print(len(counted), "examples")
 """
 FAST = ["test_values[3-4-1]", "test_combinations[3-1]", "test_combinations[4-2]"]
-FAST += ["test_any", "test_number_of_examples"]
+FAST += ["test_large[3-1]", "test_any", "test_number_of_examples"]
 SLOW = ["test_values[3-4-2]", "test_combinations[3-2]", "test_combinations[4-1]", "test_slow"]
-SLOW += [f"test_values[{b}-{a}]" for b in ("5-6", "seven") for a in (1, 2)]
+SLOW += [*(f"test_values[{b}-{a}]" for b in ("5-6", "seven") for a in (1, 2)), "test_large[4-1]"]
+FULL = ["test_large[3-2]", "test_large[4-2]"]
 
 
 @pytest.fixture
@@ -74,6 +80,9 @@ def run(pytester):
         ([], FAST),
         (["-m", "not gpu"], FAST),
         (["--slow"], FAST + SLOW),
+        (["--full"], FAST + SLOW + FULL),
+        (["-m", "full"], FULL),
+        (["test_suite.py::test_large[4-2]"], FULL[1:]),
         (["-m", "slow"], SLOW),
         (["-m", "not gpu and slow"], SLOW),
         (["test_suite.py::test_slow"], ["test_slow"]),

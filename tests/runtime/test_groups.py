@@ -641,13 +641,16 @@ with sk.init() as world:
 """
 
 
+@pytest.mark.processes(4)
 @needs_mpi
 @pytest.mark.parametrize(
     "argument, message",
     [
-        ("", None),
-        ("late", "within 2 s; rank 1 is there (of the group of ranks 1 and 3)"),
-        *slow(("error", "ranks disagree: rank 1 asks for float32 (3,), rank 3 asks for float32 (4,)")),
+        *slow(
+            ("", None),
+            ("late", "within 2 s; rank 1 is there (of the group of ranks 1 and 3)"),
+            ("error", "ranks disagree: rank 1 asks for float32 (3,), rank 3 asks for float32 (4,)"),
+        )
     ],
 )
 def test_processes(argument, message):

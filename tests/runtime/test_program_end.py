@@ -37,6 +37,7 @@ else:
 """
 
 
+@pytest.mark.processes(2)
 def test_different_collective_calls(tmp_path):
     script = tmp_path / "program.py"
     script.write_text("import shmemkit as sk\nworld = sk.init('emulator')\nif world.rank == 0: sk.zeros(3)\n")
@@ -44,6 +45,7 @@ def test_different_collective_calls(tmp_path):
     assert job.returncode == 1 and "program.py:3), ranks 1 and 2 call finalize()." in job.stderr, job.stderr
 
 
+@pytest.mark.processes(2)
 @pytest.mark.each_value
 @pytest.mark.parametrize("n", [2, *slow(1)])
 @pytest.mark.parametrize("managed", ["with", "without"])

@@ -19,6 +19,7 @@ def say(*text):
 """
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_named_on_all_ranks_and_to_itself():
     status, output, seconds = mpirun(
         3,
@@ -113,6 +114,7 @@ def test_host_barrier_of_the_emulator(first):
     assert len(re.findall(r"rank \d of 3 failed", output)) == 1
 
 
+@pytest.mark.slow
 def test_deadlocks_of_the_emulator_are_found_as_ever():
     status, output, seconds = mpirun(
         2,

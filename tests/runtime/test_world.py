@@ -241,6 +241,7 @@ def test_after_the_end():
         sk.zeros(3)
 
 
+@pytest.mark.processes(1)
 def test_at_exit():
     """Nobody called finalize: it is done at exit, after the kernels, and leaks are reported."""
     status, out, err = python(
@@ -256,6 +257,7 @@ def test_at_exit():
     assert "shmemkit: rank 0 dropped 1 symmetric array(s) without free: lost float32 (3,)" in err
 
 
+@pytest.mark.processes(1)
 def test_at_exit_after_an_exception():
     """One traceback, and no complaint about what the failure left behind."""
     status, _, err = python(

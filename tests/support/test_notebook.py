@@ -30,6 +30,7 @@ def test_an_exploration_is_shown_as_its_report():
     assert repr(found) == str(found) and repr(found).startswith("explored 1 schedule: no deadlock")
 
 
+@pytest.mark.processes(1)
 def test_in_ipython():
     """A kernel that fails and a wrong argument: cells are shown, frames of shmemkit are not."""
     pytest.importorskip("IPython")

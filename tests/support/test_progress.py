@@ -68,6 +68,7 @@ def seen(text):
     return [line.rstrip() for line in lines if line.strip()]
 
 
+@pytest.mark.processes(1)
 def test_an_exploration_counts_its_schedules():
     text = written(
         *python("""
@@ -101,6 +102,7 @@ def test_an_exhaustive_exploration_counts_its_runs():
     assert re.search(r"explore: \d runs, 00:0", text) and seen(text) == []
 
 
+@pytest.mark.processes(1)
 @untyped
 def test_kernels_say_how_many_blocks_have_ended():
     text = written(
@@ -142,6 +144,7 @@ def test_a_collective_is_named():
     assert "AllReduce of 8 float32: 0 of " in text and seen(text) == []
 
 
+@pytest.mark.processes(1)
 def test_the_report_of_a_failure_stands_alone():
     text = written(
         *python("""

@@ -231,12 +231,14 @@ def run(*arguments, **environment):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environment)
 
 
+@pytest.mark.processes(1)
 def test_this_machine():
     job = run("doctor", SHMEMKIT_BACKEND="emulator")
     assert job.returncode == 0, job.stdout + job.stderr
     assert "SHMEMKIT_BACKEND asks for it" in job.stdout
 
 
+@pytest.mark.processes(1)
 def test_backend_that_does_not_exist():
     job = run("doctor", SHMEMKIT_BACKEND="tpu")
     assert job.returncode == 1 and "'tpu'" in job.stdout

@@ -317,6 +317,7 @@ def test_a_variable_that_does_not_exist_is_told():
     assert launch("--dry-run", "-c", "pass", **dict.fromkeys(documented, "")).stderr == ""
 
 
+@pytest.mark.processes(1)
 @pytest.mark.each_value
 @pytest.mark.parametrize(
     "program, late",
