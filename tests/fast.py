@@ -3,7 +3,8 @@
     @pytest.mark.slow                                    this test is slow
     @pytest.mark.parametrize("n", [2, *slow(3, 5, 16)])  it is slow with these values
     @pytest.mark.each_value                              it is fast with as few combinations of its parameters
-                                                         as have each value once, and slow with all others
+                                                         as have each value once, and slow with all others;
+                                                         with slow values as few are slow, and all others full
     *in_turn(ways, cases)                                each way, a tuple, with each of the cases, tuples; it
                                                          is fast with one of them
     @examples(40)                                        of hypothesis; a quarter of them in the fast set
@@ -126,14 +127,19 @@ def _named(item, named):
 
 
 def mark_each_value(items):
-    """Mark as slow what ``each_value`` leaves out."""
+    """Mark as slow what ``each_value`` leaves out; and as full what it leaves out of values that are slow."""
     of_function = {}
     for item in items:
-        if item.get_closest_marker("each_value") and not any(map(item.get_closest_marker, ("slow", "full"))):
-            of_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for combinations in of_function.values():
+        marks = tuple(mark for mark in ("slow", "full") if item.get_closest_marker(mark))
+        if (
+            item.get_closest_marker("each_value")
+            and "full" not in marks
+            and "mutate" not in item.fixturenames
+        ):
+            of_function.setdefault((item.nodeid.partition("[")[0], marks), []).append(item)
+    for (_, marks), combinations in of_function.items():
         for item in set(combinations) - set(covering(combinations, lambda item: item.callspec.params)):
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.full if marks else pytest.mark.slow)
 
 
 def covering(combinations, parameters):

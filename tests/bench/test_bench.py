@@ -387,11 +387,11 @@ def test_all_gather(n, tmp_path):
     ],
 )
 def test_other_collectives(op, host, passes, tmp_path):
-    arguments = ["--sizes", "96,1K", "--out", "private,symmetric", "--dtype", "float16", "--replays", "2"]
+    arguments = ["--sizes", "96", "--out", "private,symmetric", "--dtype", "float16", "--replays", "2"]
     data, printed = measured(tmp_path, 3, op, *arguments)
     ours = [row for row in data["rows"] if row["method"] not in results.NCCL_WAYS]
     names = [name for name in (*host.methods, "auto") for _ in tuning.OUTPUTS]
-    assert [(row["op"], row["method"]) for row in ours] == [(op, name) for name in names] * 2
+    assert [(row["op"], row["method"]) for row in ours] == [(op, name) for name in names]
     for row in ours:
         assert "note" not in row and row["us"] > 0
         assert row["bus_GBps"] == pytest.approx(passes * row["bytes"] * 2 / 3 / row["us"] / 1e3)

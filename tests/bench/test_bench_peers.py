@@ -600,7 +600,7 @@ def layers(op, way, path):
             ours = [ag_gemm.Ours(world, "sequential"), TorchGatherProduct(gpus)]
         else:
             product = product_cases.GemmCase(world, (4, 5, 6), dtype)
-            between = cases.CASES[gemm_reduce.OPS[op][0]](world, 20, dtype, unit=1)
+            between = cases.CASES[gemm_reduce.OPS[op][0]](world, 40, dtype, unit=1)
             both = gemm_reduce.Both(op, product, between)
             ours = [gemm_reduce.Ours(world, "sequential"), TorchProductScatter(gpus)]
         pairs = [(product, gemm.Cublas(gpus)), (between, Nccl(gpus, way, path))]

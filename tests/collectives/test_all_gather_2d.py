@@ -29,7 +29,7 @@ from shmemkit.device import (
 pytestmark = pytest.mark.usefixtures("messages")
 
 
-@pytest.mark.parametrize("options", [*slow([]), ["--races", "--delivery", "unordered"]])
+@pytest.mark.parametrize("options", [["--size", "40"], *slow([], ["--races", "--delivery", "unordered"])])
 def test_example(monkeypatch, capsys, options):
     """It prints what it says: ranks of one host become two nodes."""
     program = Path(__file__).parents[2] / "examples" / "03_all_gather_2d.py"

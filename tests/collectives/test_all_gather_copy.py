@@ -454,7 +454,6 @@ def test_each_barrier_is_needed(monkeypatch, method, symmetric, left_out, skip):
 
 
 @pytest.mark.slow
-@pytest.mark.each_value
 @pytest.mark.parametrize("method, symmetric", PROTOCOLS)
 @pytest.mark.parametrize("broken", [reset_nothing, reset_late])
 def test_signals_are_set_back_before_the_arrival(monkeypatch, broken, method, symmetric):

@@ -3,6 +3,7 @@
 import gpu
 import numpy as np
 import pytest
+from fast import slow
 from numba import cuda
 
 import shmemkit as sk
@@ -235,7 +236,7 @@ def collectives(world):
 PROGRAMS = [copies, signals, grids, ordered, openshmem, collectives]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [*slow(copies), *PROGRAMS[1:]])
 @pytest.mark.parametrize("n_pes", [1, 3])
 def test_emulated(program, n_pes):
     def main():

@@ -96,7 +96,7 @@ by_parts = functools.partial(in_a_row, options=small(by_columns=True))
         (1, 70, 2),
         (2, 64, 1),  # one block: in the order of the tiles
         *slow((3, 64, 2)),
-        (3, 40, 2),  # tiles in several segments: mine is copied first
+        *slow((3, 40, 2)),  # tiles in several segments: mine is copied first
         *slow((5, 16, 1)),
     ],
 )
@@ -109,7 +109,7 @@ def test_overlap(pes, n_pes, rows, sms):
     ("n_pes", "rows", "k"),
     [
         (1, 70, 72),
-        (2, 64, 136),  # the last part has no columns
+        *slow((2, 64, 136)),  # the last part has no columns
         *slow((3, 40, 200), (5, 16, 72)),
     ],
 )

@@ -100,7 +100,7 @@ def test_five_ranks(pes):
 @pytest.mark.parametrize(
     "tile, size, majors, part_dtype",
     [
-        ((128, 32), (260, 40, 72), "kn", None),  # two rows of tiles
+        *slow(((128, 32), (260, 40, 72), "kn", None)),  # two rows of tiles
         *slow(((64, 48), (136, 72, 72), "mk", "float32")),
         *slow(((64, 192), (8, 384, 72), "mn", None)),  # three pieces of a part, two places for them
         ((128, 64), (4, 64, 72), "kk", "float32"),
@@ -112,6 +112,7 @@ def test_tiles(pes, tile, size, majors, part_dtype):
     assert all_right(blocks, "rs", sizes, "fused", majors, False, part_dtype, {"tile": tile})
 
 
+@pytest.mark.slow
 @late
 def test_a_symmetric_result(pes):
     assert all_right(pes(3), "ar", SIZES[:2], "fused", "kn", True)
@@ -125,7 +126,7 @@ def test_one_after_the_other(pes, op, n_pes):
 
 
 @late
-@pytest.mark.parametrize("op, method", [("rs", "fused"), *slow(("ar", "fused"), ("rs", "copy_engine"))])
+@pytest.mark.parametrize("op, method", slow(("rs", "fused"), ("ar", "fused"), ("rs", "copy_engine")))
 def test_graphs_and_streams(pes, op, method):
 
     def main():
@@ -140,6 +141,7 @@ def test_graphs_and_streams(pes, op, method):
     pes(2).run(main)
 
 
+@pytest.mark.slow
 def test_the_same_bits_every_time_and_added_up_in_float32(pes):
 
     def main():

@@ -29,7 +29,7 @@ def test_values(a, b, c):
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("a", "12")
-@pytest.mark.parametrize("b", "34")
+@pytest.mark.parametrize("b", [*"34", *slow("5", "6")])
 def test_combinations(a, b):
     pass
 
@@ -56,7 +56,8 @@ FAST = ["test_values[3-4-1]", "test_combinations[3-1]", "test_combinations[4-2]"
 FAST += ["test_large[3-1]", "test_any", "test_number_of_examples"]
 SLOW = ["test_values[3-4-2]", "test_combinations[3-2]", "test_combinations[4-1]", "test_slow"]
 SLOW += [*(f"test_values[{b}-{a}]" for b in ("5-6", "seven") for a in (1, 2)), "test_large[4-1]"]
-FULL = ["test_large[3-2]", "test_large[4-2]"]
+SLOW += ["test_combinations[5-1]", "test_combinations[6-2]"]
+FULL = ["test_combinations[5-2]", "test_combinations[6-1]", "test_large[3-2]", "test_large[4-2]"]
 
 
 @pytest.fixture
@@ -82,14 +83,14 @@ def run(pytester):
         (["--slow"], FAST + SLOW),
         (["--full"], FAST + SLOW + FULL),
         (["-m", "full"], FULL),
-        (["test_suite.py::test_large[4-2]"], FULL[1:]),
+        (["test_suite.py::test_large[4-2]"], FULL[-1:]),
         (["-m", "slow"], SLOW),
         (["-m", "not gpu and slow"], SLOW),
         (["test_suite.py::test_slow"], ["test_slow"]),
         (["test_suite.py::test_values[3-4-2]"], ["test_values[3-4-2]"]),
         (
             ["test_suite.py::test_combinations"],
-            ["test_combinations[3-1]", "test_combinations[4-2]", *SLOW[1:3]],
+            [name for name in FAST + SLOW + FULL if name.startswith("test_combinations")],
         ),
         (["-k", "combinations"], FAST[1:3]),
     ],
