@@ -27,15 +27,17 @@ from shmemkit.device import (
 )
 
 pytestmark = pytest.mark.usefixtures("messages")
+HARD = ["--races", "--delivery", "unordered"]
 
 
-@pytest.mark.parametrize("options", [["--size", "40"], *slow([], ["--races", "--delivery", "unordered"])])
-def test_example(monkeypatch, capsys, options):
+@pytest.mark.parametrize("options, size", [(HARD, 40), *slow(([], 1000), (HARD, 1000))])
+def test_example(monkeypatch, capsys, options, size):
     """It prints what it says: ranks of one host become two nodes."""
     program = Path(__file__).parents[2] / "examples" / "03_all_gather_2d.py"
     expected = re.search(r"emulator it prints\n\n(.*?)\n\n", program.read_text(), re.S)[1]
+    expected = expected.replace("1000", str(size))
     monkeypatch.delenv("SHMEMKIT_LOCAL_SIZE", raising=False)
-    assert emulate(["-n", "4", *options, str(program)]) == 0
+    assert emulate(["-n", "4", *options, str(program), "--size", str(size)]) == 0
     assert capsys.readouterr().out.split("\n") == [*textwrap.dedent(expected).split("\n"), ""]
 
 

@@ -134,7 +134,7 @@ def test_rows():
 
 def test_one_line():
     def main(world):
-        x, n = np.full(200, world.rank + 1, "int32"), world.n_ranks
+        x, n = np.full(201, world.rank + 1, "int32"), world.n_ranks
         with sk.Timeline(world) as timeline:
             assert (sk.all_reduce(x, sms=1) == sum(range(1, n + 1))).all()
             assert (sk.all_gather(x, sms=1)[1] == 2).all()

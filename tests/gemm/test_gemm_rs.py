@@ -2,6 +2,7 @@
 checked and messages late; and what goes wrong when one of their waits or fences is taken away."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -80,14 +81,17 @@ def test_sizes(pes, op, n_pes, sizes):
     assert all_right(pes(n_pes), op, sizes)
 
 
-@pytest.mark.slow
-@pytest.mark.each_value
 @late
-@pytest.mark.parametrize("op, n_pes", [("rs", 2), ("ar", 2), *slow(("rs", 3), ("ar", 3))])
-@pytest.mark.parametrize("chunk", [3, *slow(1)])
-def test_parts_that_are_copied(pes, op, n_pes, chunk):
+@pytest.mark.parametrize(
+    "op, n_pes, chunk, sizes",
+    [
+        ("ar", 2, 3, SIZES[1:2]),
+        *slow(*((*how, [*SIZES, (12, 136, 8)]) for how in itertools.product(("rs", "ar"), (2, 3), (1, 3)))),
+    ],
+)
+def test_parts_that_are_copied(pes, op, n_pes, chunk, sizes):
     main = functools.partial(compute, options={**SMALL, "copied_tiles": chunk})
-    assert all(map(all, pes(n_pes).run(main, op, [*SIZES, (12, 136, 8)], "copy_engine")))
+    assert all(map(all, pes(n_pes).run(main, op, sizes, "copy_engine")))
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_sm90_tiles(tile, rows):
 @pytest.mark.parametrize("columns", ["", "w"])
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
 def test_sm90_layouts(columns, out_dtype):
-    run("sm90", [20, 3], 40, 72, "float16", out_dtype, columns, bias=(2, 40), activation="relu")
+    run("sm90", [20, 3], 40, 64, "float16", out_dtype, columns, bias=(2, 40), activation="relu")
 
 
 @pytest.mark.parametrize("columns", ["", "x", "w", "xw"])

@@ -32,7 +32,7 @@ def test_blocks(kind, method, sms):
 
     def main():
         world = sk.init(local_size=local_size)
-        size = (n * M * K * 2,) if not several else (n * M, N, "float16")
+        size = (n * M * K * 2,) if not several else (n * rows, N, "float16")
 
         def make(sms):
             return kind(world, *size, method=method, sms=sms)
