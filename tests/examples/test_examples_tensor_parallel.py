@@ -24,10 +24,11 @@ def test_it_prints_what_it_says(capsys, name):
 
 
 @pytest.mark.parametrize(
-    "sizes", [["--tokens", "2", "--experts", "2", "--topk", "1"], *slow(["--tokens", "4"])]
+    "n, sizes",
+    [(1, ["--tokens", "1", "--experts", "1", "--topk", "1", "--hidden", "8"]), *slow((2, ["--tokens", "4"]))],
 )
-def test_experts_on_two_ranks(capsys, sizes):
-    assert emulate(["-n", "2", str(EXAMPLES / "14_moe_tensor_parallel.py"), *sizes]) == 0
+def test_experts(capsys, n, sizes):
+    assert emulate(["-n", str(n), str(EXAMPLES / "14_moe_tensor_parallel.py"), *sizes]) == 0
     assert capsys.readouterr().out.count("passed") == 2
 
 
