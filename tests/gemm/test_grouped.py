@@ -95,7 +95,7 @@ def test_sm80_layouts_of_odd_sizes(columns):
 
 
 @examples(8)
-@given(st.lists(st.integers(0, 80), min_size=1, max_size=9), st.sampled_from(list(METHODS)))
+@given(st.lists(st.integers(0, 80), min_size=1, max_size=4), st.sampled_from(list(METHODS)))
 def test_any_counts(counts, method):
     run(method, counts, 16, 24)
 
