@@ -65,10 +65,10 @@ def test_a_line_is_one_instruction_of_a_warp(code, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", kernels())
-def test_the_lemmas_of_docs_protocols(code, name):
+def test_the_lemmas_hold(code, name):
     """ptxas makes no two accesses of one, and leaves none out (copies, for warps that were divided, are
     more): a packet of 16 bytes shows that it has arrived only if it arrives as a whole. And what all threads
-    of a warp do, or one of them, they do."""
+    of a warp do, or one of them, they do (docs/machine_code.md)."""
     kernel = code(name)
     assert not broken(kernel.sass)
     in_ptx, in_sass = accesses(kernel.ptx), accesses(kernel.sass)
