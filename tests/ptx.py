@@ -2,11 +2,11 @@
 
     ptx = compile_ptx(kernel, (float32[::1], int64))       # a @cuda.jit kernel or plain function
     link(kernel, types, lto=True) -> cubin
-    resources(ptx, (9, 0, "a")) -> Resources(registers=24, spills=0, stack=0)
+    resources(ptx, (9, 0, "a")) -> Resources(registers=24, spills=0, stack=0, shared=0)
     machine_code(ptx, (9, 0, "a")) -> SASS
 
 What is missing (NVVM, ptxas, nvdisasm) skips the test that needs it; with SHMEMKIT_REQUIRE_PTXAS=1 it fails
-instead.
+instead. ``machine_code.py`` keeps what it makes of the package's kernels by this.
 """
 
 import contextlib
@@ -19,18 +19,21 @@ from collections import namedtuple
 from pathlib import Path
 from unittest import mock
 
-import pytest
 from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
 from shmemkit.support.garbage_collection import uncollected
 from shmemkit.support.settings import switch
 
 HOPPER, AMPERE = (9, 0, "a"), (8, 0)
-Resources = namedtuple("Resources", "registers spills stack")
+Resources = namedtuple("Resources", "registers spills stack shared")
 
 
 def missing(what):
     """Skip the test, or fail it where everything must be there."""
+    try:
+        import pytest
+    except ImportError:  # machine_code.py, beside another Python
+        raise SystemExit(what) from None
     if switch("SHMEMKIT_REQUIRE_PTXAS", False):
         pytest.fail(f"{what}, and SHMEMKIT_REQUIRE_PTXAS=1")
     pytest.skip(what)
@@ -85,48 +88,48 @@ def compile_ptx(kernel, argument_types, cc=HOPPER, refused=False):
 
 @functools.cache
 def tool(name):
-    """Path of a CUDA command line tool, on PATH or from PyPI (ptxas: nvidia-cuda-nvcc); None if it is not
-    there."""
-    found = shutil.which(name)
-    if found is None:
-        try:
-            import nvidia
-        except ImportError:
-            return None
-        found = next((str(p) for root in nvidia.__path__ for p in Path(root).glob(f"*/bin/{name}")), None)
-    return found
+    """Path of a CUDA command line tool: from PyPI (ptxas: nvidia-cuda-nvcc), of the version of NVVM, or on
+    PATH; None if it is not there."""
+    try:
+        import nvidia
+    except ImportError:
+        return shutil.which(name)
+    packaged = (str(p) for root in nvidia.__path__ for p in Path(root).glob(f"*/bin/{name}"))
+    return next(packaged, None) or shutil.which(name)
 
 
-def _assemble(ptx, cc, cubin, max_registers=None):
+def assemble(ptx, cc=HOPPER, max_registers=None):
+    """The kernel's machine code, with so many registers at most, as (cubin, Resources)."""
     ptxas = tool("ptxas")
     if ptxas is None:
         missing("ptxas is not installed (pip install nvidia-cuda-nvcc)")
-    arch = "sm_" + "".join(map(str, cc))
-    # -c: the table of peers and NVSHMEM are linked later.
-    command = [ptxas, "-v", "-c", f"-arch={arch}", "-o", str(cubin), "-"]
-    if max_registers:
-        command.insert(1, f"-maxrregcount={max_registers}")
-    done = subprocess.run(command, input=ptx, capture_output=True, text=True)
-    if newest := re.search(r"Unsupported \.version .*current version is '([\d.]+)'", done.stderr):
-        # NVVM is a little newer than ptxas; what our kernels use is older than both.
-        ptx = re.sub(r"^\.version .*$", f".version {newest.group(1)}", ptx, flags=re.M)
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        # -c: the table of peers and NVSHMEM are linked later.
+        command = [ptxas, "-v", "-c", f"-arch=sm_{''.join(map(str, cc))}", "-o", str(cubin), "-"]
+        if max_registers:
+            command.insert(1, f"-maxrregcount={max_registers}")
         done = subprocess.run(command, input=ptx, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-    return done.stderr
+        if newest := re.search(r"Unsupported \.version .*current version is '([\d.]+)'", done.stderr):
+            # NVVM is a little newer than ptxas; what our kernels use is older than both.
+            ptx = re.sub(r"^\.version .*$", f".version {newest.group(1)}", ptx, flags=re.M)
+            done = subprocess.run(command, input=ptx, capture_output=True, text=True)
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+        return cubin.read_bytes(), _resources(done.stderr)
+
+
+def _resources(log):
+    """What ptxas -v says of a kernel and its functions."""
+    frames = re.findall(r"(\d+) bytes stack frame, (\d+) .*?, (\d+)", log)
+    stack, stores, loads = (sum(map(int, numbers)) for numbers in zip(*frames, strict=True))
+    registers = max(map(int, re.findall(r"Used (\d+) registers", log)))
+    return Resources(registers, stores + loads, stack, sum(map(int, re.findall(r"(\d+) bytes smem", log))))
 
 
 def resources(ptx, cc=HOPPER, max_registers=None):
     """What ptxas needs for the kernel, of so many registers at most: registers, spilled bytes (stores and
-    loads), bytes of stack."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = _assemble(ptx, cc, Path(folder) / "kernel.cubin", max_registers)
-    stack, stores, loads = map(
-        sum,
-        zip(
-            *(map(int, m) for m in re.findall(r"(\d+) bytes stack frame, (\d+) .*?, (\d+)", log)), strict=True
-        ),
-    )
-    return Resources(max(map(int, re.findall(r"Used (\d+) registers", log))), stores + loads, stack)
+    loads), bytes of stack and of static shared memory."""
+    return assemble(ptx, cc, max_registers)[1]
 
 
 def link(kernel, argument_types, lto, cc=HOPPER):
@@ -150,14 +153,11 @@ def link(kernel, argument_types, lto, cc=HOPPER):
 
 def machine_code(ptx, cc=HOPPER):
     """The SASS of the kernel."""
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        _assemble(ptx, cc, cubin)
-        return disassembled(cubin.read_bytes())
+    return disassembled(assemble(ptx, cc)[0])
 
 
 def disassembled(cubin):
-    """The SASS of what ``link`` returns."""
+    """The SASS of a cubin, such as ``link`` returns."""
     nvdisasm = tool("nvdisasm")
     if nvdisasm is None:
         missing("nvdisasm is not installed")

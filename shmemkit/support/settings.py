@@ -8,7 +8,7 @@ SWITCHES = (
     *("SHMEMKIT_CACHE", "SHMEMKIT_CACHE_KERNELS", "SHMEMKIT_OVERSUBSCRIBE", "SHMEMKIT_RACES"),
     *("SHMEMKIT_TYPING", "SHMEMKIT_UNINITIALIZED"),
 )
-VARIABLES = (  # the last two are of shmemkit's own tests
+VARIABLES = (  # the last three are of shmemkit's own tests
     *SWITCHES,
     *("SHMEMKIT_BACKEND", "SHMEMKIT_LOCAL_SIZE", "SHMEMKIT_TIMEOUT", "SHMEMKIT_DELIVERY", "SHMEMKIT_SEED"),
     *(
@@ -19,6 +19,7 @@ VARIABLES = (  # the last two are of shmemkit's own tests
         "SHMEMKIT_TIMELINE",
     ),
     *("SHMEMKIT_MPIRUN", "SHMEMKIT_PYTHON", "SHMEMKIT_REQUIRE_PTXAS", "SHMEMKIT_LIST_SKIPPED"),
+    "SHMEMKIT_MACHINE_CODE",
 )
 _WORDS: dict[str, bool] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),

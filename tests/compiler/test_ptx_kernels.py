@@ -10,16 +10,13 @@ kernel by a third entry, such as (9, 0), a module by MINIMUM_CC = (9, 0). Of a k
 several types, as "ring[sum,float16]" and others, Ampere gets the first one.
 """
 
-import importlib
-import pkgutil
 import re
 
 import pytest
+from machine_code import kernels, modules
 from numba import types
-from numba.core.errors import TypingError
-from numba.cuda.core.sigutils import normalize_signature
 from numba.cuda.dispatcher import CUDADispatcher
-from ptx import AMPERE, HOPPER, compile_ptx, needs_compiler, resources
+from ptx import compile_ptx
 
 from shmemkit.gemm.simt import simt_kernel
 
@@ -35,34 +32,15 @@ KNOWN = (  # to spill here. Linked, wide tiles of float8 take registers of other
 )
 
 
-def listed():
-    rooms = [
-        importlib.import_module(f"shmemkit.{room}") for room in ("collectives", "gemm", "moe", "attention")
-    ]
-    inside = [
-        info.name for room in rooms for info in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
-    ]
-    found = []
-    for module in rooms + [importlib.import_module(name) for name in inside]:
-        table = getattr(module, "GPU_KERNELS", {})
-        short = module.__name__.removeprefix("shmemkit.")
-        of_module = getattr(module, "MINIMUM_CC", (8, 0))
-        for cc, arch in ((HOPPER, "sm_90a"), (AMPERE, "sm_80")):
-            able = {name: entry for name, entry in table.items() if cc[:2] >= (*entry[2:], of_module)[0]}
-            found += [
-                pytest.param(*able[name][:2], cc, id=f"{short}-{name}-{arch}")
-                for name in (able if cc == HOPPER else first_of_each(able))
-            ]
-        tested = [kernel for kernel, *_ in table.values()]
+def test_every_kernel_is_listed():
+    """in GPU_KERNELS of its module."""
+    left_out = []
+    for module in modules():
+        tested = [kernel for kernel, *_ in getattr(module, "GPU_KERNELS", {}).values()]
         for name, value in vars(module).items():
             if isinstance(value, CUDADispatcher) and value not in tested and is_kernel(value, module):
-                found.append(pytest.param(None, None, None, id=f"{short}-{name}-is-not-in-GPU_KERNELS"))
-    return found
-
-
-def first_of_each(names):
-    """Of those that are alike up to their brackets."""
-    return {name.partition("[")[0]: name for name in reversed(names)}.values()
+                left_out.append(f"{module.__name__}.{name}")
+    assert not left_out
 
 
 def is_kernel(value, module):
@@ -71,28 +49,18 @@ def is_kernel(value, module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "argument_types", "cc"), listed())
-def test_no_spills_and_no_local_memory(request, kernel, argument_types, cc):
-    assert kernel is not None, "a kernel is listed in GPU_KERNELS of its module"
-    needs_compiler()
-    if isinstance(argument_types, str):
-        argument_types, _ = normalize_signature(argument_types)
-    try:
-        ptx = compile_ptx(kernel, argument_types, cc)
-    except TypingError as error:
-        if "needs nvshmem4py" in str(error):
-            pytest.skip("needs nvshmem4py")
-        raise
-    name, limit = request.node.callspec.id, kernel.targetoptions.get("max_registers")
-    needed = resources(ptx, cc, None if re.fullmatch("|".join(SPILLING), name) else limit)
+@pytest.mark.parametrize("name", [name for name in kernels() if not name.startswith("torn_lines")])
+def test_no_spills_and_no_local_memory(code, name):
+    kernel = code(name)
+    needed = kernel.unlimited if re.fullmatch("|".join(SPILLING), name) else kernel.needed
     if re.fullmatch("|".join(KNOWN), name):
         assert needed.spills, "it does not spill any more"
         return
     assert needed.spills == 0, needed
-    if "nvshmem" not in ptx:
+    if "nvshmem" not in kernel.ptx:
         assert needed.stack == 0, needed
-        assert ".local" not in ptx
-    assert "NRT_" not in ptx and "shmemkit_timeline" not in ptx
+        assert ".local" not in kernel.ptx
+    assert "NRT_" not in kernel.ptx and "shmemkit_timeline" not in kernel.ptx
 
 
 @pytest.mark.parametrize("dtypes", [("uint8", "int32"), ("uint64", "int64"), ("int64", "uint64")], ids=str)
