@@ -47,7 +47,7 @@ def in_turn(ways, cases):
     """Each of `ways` with each of `cases`, tuples of values for ``parametrize``: fast with one case, the next
     one for each way."""
     return [
-        _slow((*way, *case)) if (i - k) % len(cases) else (*way, *case)
+        _marked((*way, *case), pytest.mark.slow) if (i - k) % len(cases) else (*way, *case)
         for i, way in enumerate(ways)
         for k, case in enumerate(cases)
     ]
@@ -130,16 +130,13 @@ def mark_each_value(items):
     """Mark as slow what ``each_value`` leaves out; and as full what it leaves out of values that are slow."""
     of_function = {}
     for item in items:
-        marks = tuple(mark for mark in ("slow", "full") if item.get_closest_marker(mark))
-        if (
-            item.get_closest_marker("each_value")
-            and "full" not in marks
-            and "mutate" not in item.fixturenames
-        ):
-            of_function.setdefault((item.nodeid.partition("[")[0], marks), []).append(item)
-    for (_, marks), combinations in of_function.items():
+        chosen = item.get_closest_marker("each_value") and not item.get_closest_marker("full")
+        if chosen and "mutate" not in item.fixturenames:  # all steps are taken out
+            key = item.nodeid.partition("[")[0], bool(item.get_closest_marker("slow"))
+            of_function.setdefault(key, []).append(item)
+    for (_, is_slow), combinations in of_function.items():
         for item in set(combinations) - set(covering(combinations, lambda item: item.callspec.params)):
-            item.add_marker(pytest.mark.full if marks else pytest.mark.slow)
+            item.add_marker(pytest.mark.full if is_slow else pytest.mark.slow)
 
 
 def covering(combinations, parameters):

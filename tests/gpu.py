@@ -64,7 +64,7 @@ def pytest_configure(config):
 
 
 def pytest_itemcollected(item):
-    from touched import several_ranks
+    from fast import several_ranks
 
     mark = item.get_closest_marker("ranks")
     if mark is None or item.get_closest_marker("gpu"):
