@@ -415,7 +415,9 @@ def table(rows):
     found = {}
     for row in rows:
         found.setdefault((row["of"], row["method"]), []).append(row)
-    lines = [("operation", "method", "right", "wrong", "not tried", "seconds", "why not")]
+    lines: list[tuple[str, ...]] = [
+        ("operation", "method", "right", "wrong", "not tried", "seconds", "why not")
+    ]
     for (of, method), those in found.items():
         counts = [sum(row["answer"] == answer for row in those) for answer in ("right", "wrong", "not tried")]
         why = "; ".join(dict.fromkeys(row["why"] for row in those if "why" in row))

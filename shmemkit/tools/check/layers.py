@@ -6,7 +6,9 @@ compared with float64, within the tolerance that the subject says.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 
 import numpy as np
 
@@ -86,7 +88,7 @@ class SummedProduct(OfProduct):
         self.out_shapes = ((self.rows, n),)
 
     def result(self, given):
-        total = sum(self.products(given))
+        total = functools.reduce(operator.add, self.products(given))
         return [total[self.me * self.rows :][: self.rows] if self.scatter else total]
 
 
@@ -196,7 +198,9 @@ class SummedExperts(Experts):
 
     def result(self, given):
         ids, weights = given[0][2], given[0][3].reshape(-1, 1)
-        out = sum(self.multiplied(*self.float64(x, w), ids)[0] for x, w, _, _ in given) * weights
+        of_ranks = [self.float64(x, w) for x, w, _, _ in given]
+        each = [self.multiplied(x, w, ids)[0] for x, w in of_ranks]
+        out = functools.reduce(operator.add, each) * weights
         out = out.reshape(self.tokens, self.topk, self.width).sum(axis=1)
         return [out[self.me * self.m :][: self.m]]
 
@@ -299,7 +303,8 @@ class Attention(Simple):
 
     def result(self, given):
         weights = [self.xp.exp(lse.astype("float64"))[..., None] for _, lse in given]
-        out = sum(w * partial for w, (partial, _) in zip(weights, given, strict=True)) / sum(weights)
+        parts = [w * partial for w, (partial, _) in zip(weights, given, strict=True)]
+        out = functools.reduce(operator.add, parts) / functools.reduce(operator.add, weights)
         first = 0 if self.form == "all_gather" else self.me * self.own
         return [out[:, first : first + self.own]]
 

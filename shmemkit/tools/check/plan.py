@@ -4,9 +4,9 @@ itself. What is checked of each operation stands in ``OPERATIONS``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import shmemkit as sk
@@ -20,6 +20,7 @@ from shmemkit.support.dtypes import REDUCIBLE, numpy_dtype
 from . import layers
 from .collectives import DESCRIPTIONS, Moved, sizes_of
 
+partial: Any = functools.partial  # names of methods are strings here, not literals
 FIRST = "float32", "bfloat16"  # of each method
 MOVED = "float32", "uint8", "float64", "bfloat16", "float8_e4m3fn"  # by "auto"; they are moved as bytes
 OPS = ("max", "int32"), ("min", "int32"), ("prod", "int32"), ("avg", "float32")
