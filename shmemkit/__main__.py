@@ -30,7 +30,7 @@ def main(arguments=None):
     commands.add_parser("emu", help="run a script on the CPU emulator, and find its races: shmemkit-emu")
     commands.add_parser("bench", help="how fast it is on this machine: shmemkit-bench")
     commands.add_parser("timeline", help="the summary and the picture of a recorded timeline")
-    commands.add_parser("check", help="prove that the library is right on this machine, with this Python")
+    commands.add_parser("check", help="check that every operation is right on this machine, with this Python")
     commands.add_parser(
         "doctor",
         help="say what is installed, which backend init() picks, and what to do about what is missing",

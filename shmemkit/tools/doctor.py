@@ -373,8 +373,8 @@ def checks(report, driver):
     if found is None:
         report.line("last run", "not known: there is no cache folder (SHMEMKIT_CACHE, SHMEMKIT_CACHE_DIR)")
     elif not found:
-        report.line("last run", f"never, of shmemkit {__version__}, {gpu} and this Python")
-        report.advise("Nobody has checked that results are right on this machine: shmemkit check")
+        report.line("last run", f"never with shmemkit {__version__} on {gpu} with this Python")
+        report.advise("Results have not been checked on this machine yet: run shmemkit check")
     for record in found or ():
         report.line(f"{record['ranks']} ranks", f"{record['answer']}, {record['date'].replace('T', ' ')}")
         if record["answer"] == "wrong":

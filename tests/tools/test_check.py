@@ -123,7 +123,7 @@ def test_whose_data_are_wrong():
 
     said = spmd(3, main)[1]
     assert "rank 1, call 2 of 2: 5 of 9 elements are wrong, the first at 4, 5, 6, 7, 8: " in said
-    assert said.endswith("5 of them are as with the data of rank 0 of 1 call before")
+    assert said.endswith("5 of them equal the result with the data of rank 0 from 1 call earlier")
 
 
 # ---- the command

@@ -188,7 +188,7 @@ def test_packages_that_overwrite_each_other(machine):
 @pytest.mark.parametrize(
     "answers, said, advice",
     [
-        ([], "never, of shmemkit", "Nobody has checked"),
+        ([], "never with shmemkit", "Results have not been checked"),
         (None, "not known", None),
         (["passed"], "4 ranks              passed, 2026-11-28 10:00", None),
         (["passed", "wrong"], "wrong, 2026", "Results were wrong on 4 ranks"),

@@ -35,17 +35,18 @@ from .soak import soak
 from .subjects import Arrays
 from .trials import Trials, Wrong
 
-HELP = "prove that the library is right on this machine, with its GPUs and this Python"
+HELP = "check that every operation is right on this machine, with its GPUs and this Python"
 RIGHT, WRONG, INCOMPLETE = 0, 1, 3
 EMULATED_RANKS = 4
 LIMIT = 120.0  # seconds that a step of a case may take
 A_CASE, FROM_CACHE, A_CASE_EMULATED = 1.2, 0.5, 0.5  # seconds, about, where no check has run yet
 DETAILS = """
-Every collective by each of its methods, products, layers of experts, attention, rows, queues, barriers and
-groups: exact results, eagerly, back to back, in graphs, and under random skew between ranks. On several GPUs
-it starts a rank on each; without one, 4 ranks on the emulator.
+It runs every collective by each of its methods, GEMMs, MoE layers, attention, RMSNorm, queues, barriers and
+groups: eagerly, back to back, in graphs, and under random skew between ranks. It compares all elements with
+the expected results. It starts a rank on each GPU; without a GPU, 4 ranks on the emulator.
 
-Exit status: 0 right, 1 wrong, 3 incomplete: "auto" can take something here that was not tried.
+Exit status: 0 passed; 1 wrong, or a rank failed or hung; 3 incomplete: method="auto" can take something here
+that was not tried.
 """
 
 
@@ -66,19 +67,20 @@ def parse(arguments):
         allow_abbrev=False,
     )
     parser.add_argument(
-        "-n", type=_positive, metavar="N", help="ranks; default: all GPUs, or 4 emulated ones"
+        "-n", type=_positive, metavar="N", help="ranks; default: one for each GPU, or 4 emulated ones"
     )
     text = (
-        'by risk, until so many have passed: first what "auto" takes here, then each protocol, then the rest'
+        'start no case after S seconds; first come those that "auto" takes here, then each protocol once, '
+        "then the rest"
     )
     parser.add_argument("--seconds", type=_seconds, metavar="S", help=text)
-    text = "only the case of this name, or those whose names have it, as 'AllReduce two_shot*'; see --list"
+    text = "only the case of this name, or those whose names contain it, as 'AllReduce two_shot*'; see --list"
     parser.add_argument("--only", default="", metavar="PATTERN", help=text)
-    text = "random calls of all operations, mixed, without end, or until --seconds have passed"
+    text = "random calls of all operations, mixed, until --seconds have passed or you stop it"
     parser.add_argument("--soak", action="store_true", help=text)
-    parser.add_argument("--json", metavar="FILE", help="write everything to FILE")
-    parser.add_argument("--list", action="store_true", help="print the cases, in their order, and stop")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is random; default 0")
+    parser.add_argument("--json", metavar="FILE", help="write all results to FILE")
+    parser.add_argument("--list", action="store_true", help="print the cases in running order, and stop")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is random; default 0")
     options = parser.parse_args(arguments)
     if options.json:
         folder = os.path.dirname(os.path.abspath(options.json))
@@ -202,7 +204,9 @@ class Check:
     def run(self):
         options = self.options
         if not self.cases:
-            raise SystemExit(f"shmemkit check: --only is {options.only!r}, and no case has that in its name")
+            raise SystemExit(
+                f"shmemkit check: --only is {options.only!r}, and no case has that in its name; see --list"
+            )
         if options.list:
             self.say("\n".join(case.name + (", auto" if case.needed else "") for case in self.cases))
             return RIGHT
@@ -270,7 +274,7 @@ class Check:
             self.watch(f"{case.name}, {text}")
 
         trials.step = step
-        step("which is made")
+        step("its construction")
         try:
             made = agreed(world, partial(case.make, world, arrays))
         except Refused as reason:
@@ -300,7 +304,7 @@ class Check:
     # -- after
     def look_at_machine_code(self):
         """A row of results: whether lines are whole in the machine code that was run."""
-        self.watch("its look at the machine code")
+        self.watch("reading the machine code")
         tool, cubins, found = machine_code.disassembler(), self.compiled.cubins, []
         if tool is not None and self.first:
 
@@ -315,12 +319,14 @@ class Check:
         row: dict[str, Any] = {"case": "machine code", "of": "machine code", "method": "LL128", "dtype": ""}
         row |= {"variant": "", "protocol": "lines", "needed": False, "accesses": seen}
         if not seen:
-            why = "no kernel of LL128 was compiled" if tool else "neither nvdisasm nor cuobjdump is here"
+            why = "no LL128 kernel was compiled" if tool else "neither nvdisasm nor cuobjdump is installed"
             row |= {"answer": "not tried", "why": why}
         else:
             row |= {"answer": "wrong" if torn else "right", "findings": torn}
         if torn:
-            self.say("\n    ".join(["WRONG: lines that are not one access of a warp", *torn[:8]]))
+            self.say(
+                "\n    ".join(["WRONG: LL128 lines not accessed by one instruction of a warp", *torn[:8]])
+            )
         self.results.append(row)
 
     def conclude(self):

@@ -50,7 +50,7 @@ def _made(check, cases):
     """-> what those that are not refused have made, and (name, subject) of all of them"""
     world, arrays, made, subjects = check.world, Arrays(check.world), [], []
     for case in cases:
-        check.watch(f"soak: {case.name}, which is made")
+        check.watch(f"soak: {case.name}, its construction")
         try:
             made.append(agreed(world, partial(case.make, world, arrays)))
         except Refused:

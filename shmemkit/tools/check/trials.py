@@ -231,10 +231,10 @@ class Trials:
             for who, those in some:
                 other = subject.wanted([earlier if r in those else call for r in ranks])[k]
                 same = ~host(subject.differs(k, out, other)).reshape(-1)[where]
-                ago = f"{call - earlier} call{'s' * (call - earlier > 1)} before"
-                found.append((int(same.sum()), f"are as with the data of {who} of {ago}"))
+                ago = f"{call - earlier} call{'s' * (call - earlier > 1)} earlier"
+                found.append((int(same.sum()), f"equal the result with the data of {who} from {ago}"))
         count, what = max(found, key=lambda each: each[0])
-        return f"{count} of them {what}" if count else "They are no data of a call before"
+        return f"{count} of them {what}" if count else "They match the data of no earlier call"
 
 
 WAYS = {
