@@ -3,6 +3,7 @@
 import copy
 import importlib
 import json
+import sys
 
 import pytest
 from pages import ROOT
@@ -199,12 +200,13 @@ def test_wrong(world):
 def test_gpu_tests_write_what_they_launched(pytester, monkeypatch, passes):
     file = pytester.path / "tests.json"
     monkeypatch.setenv("SHMEMKIT_CHECKED", str(file))
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/pytest", "-m", "gpu"])
     pytester.makepyfile(TEST.replace("{0}", str(passes)))
     pytester.runpytest_inprocess("-p", "recorded", "-p", "no:cacheprovider")
     sk.current().finalize()
     found = json.loads(file.read_text())
     about = found["ledger"]
-    assert about["command"].startswith("shmemkit run -n 1 -m pytest ") and about["gpus"] == {}
+    assert about["command"] == "shmemkit run -n 1 -m pytest -m gpu" and about["gpus"] == {}
     assert about["sources"] == ledger.sources() and found["answer"] == ("passed" if passes else "wrong")
     assert [(case["case"].partition("::")[2], case["answer"], case["rooms"]) for case in found["cases"]] == [
         ("test_right", "right", ["collectives.schedules.exchange"]),
