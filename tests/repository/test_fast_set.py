@@ -272,6 +272,15 @@ def test_what_takes_three_times_its_budget_fails_the_run(timed):
     assert (result.ret, over(result)) == (pytest.ExitCode.TESTS_FAILED, OVER)
 
 
+def test_what_takes_so_long_once_does_not(timed):
+    """A neighbour does that."""
+    once = "\nran = []\n\ndef test_once():\n    take(0 if ran else 0.2)\n    ran.append(1)\n"
+    timed.makepyfile(test_taking=TAKING.partition("@pytest.fixture")[0] + once)
+    result = timed.runpytest_inprocess(*PLUGINS, "-p", "cpu_seconds", "--slow")
+    assert (result.ret, over(result)) == (0, {})
+    result.assert_outcomes(passed=2)
+
+
 @pytest.mark.slow
 def test_so_do_workers(timed, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
