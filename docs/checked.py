@@ -43,6 +43,11 @@ from shmemkit.tools import ledger  # noqa: E402
 
 def digests_of(made):
     """-> {room: digest} of this checkout; `made`: what a digests.json has."""
+    if made["sources"] != ledger.sources():
+        raise ValueError(
+            f"it is of a shmemkit/ with the digest {made['sources']}; here it is {ledger.sources()}. Run "
+            "tests/machine_code.py again"
+        )
     users, launches = {}, {}
     for module in ledger.modules():
         launches[module.__name__] = list(_launches_by(module))
@@ -223,7 +228,8 @@ def with_tables(text, data):
 
 def commit():
     git = ["git", "-C", str(ROOT)]
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "shmemkit"]).returncode
+    status = [*git, "status", "--porcelain", "--", "shmemkit"]
+    changed = subprocess.run(status, stdout=subprocess.PIPE, text=True).stdout  # also of files that are new
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True).stdout
     return head.strip() + (" with changes" if changed else "")
 

@@ -59,6 +59,7 @@ from ptx import (  # noqa: E402
 ROOMS = ("collectives", "gemm", "moe", "attention")
 TOOLS = ("ptxas", "nvdisasm")
 ENVIRONMENT = r"\b_ZN08NumbaEnv\w+"
+SETTINGS = r"SHMEMKIT_TIME(OUT|LINE)$|NUMBA_(?!CACHE_DIR|NUM_THREADS)"  # of what code is made
 KEPT = 3  # folders of earlier sources, for those who go back and forth
 Kernel = namedtuple("Kernel", "function types cc")
 Made = namedtuple("Made", "ptx sass needed unlimited")
@@ -104,7 +105,7 @@ def _first_of_each(names):
 
 @functools.cache
 def sources():
-    """A digest of what the kernels are made of, but for the compilers."""
+    """A digest of what the kernels are made of, but for the compilers: files and settings."""
     mine = [TREE / "tests" / name for name in ("machine_code.py", "ptx.py", "torn_lines.py")]
     told = hashlib.sha256()
     for file in sorted((TREE / "shmemkit").glob("*.py")) + mine:
@@ -112,6 +113,9 @@ def sources():
     for room in ("support", "compiler", "device", *ROOMS):
         for file in sorted((TREE / "shmemkit" / room).rglob("*.py")):
             told.update(f"{file.relative_to(TREE)}\n".encode() + file.read_bytes())
+    told.update(
+        "".join(f"{k}={v}\n" for k, v in sorted(os.environ.items()) if re.match(SETTINGS, k)).encode()
+    )
     return told.hexdigest()[:16]
 
 
@@ -328,7 +332,10 @@ def write_digests(where, names):
             code = made(name, where)
             told = hashlib.sha256(f"{code.needed.registers} {code.needed.shared}\n{code.sass}".encode())
             table[name] = told.hexdigest()[:16]
-    all_of_it = {"by": sys.prefix, "toolchain": toolchain(), "kernels": table}
+    from shmemkit.tools import ledger
+
+    of = {"by": sys.prefix, "toolchain": toolchain(), "sources": ledger.sources()}
+    all_of_it = {**of, "kernels": table}
     _write(where / "digests.json", json.dumps(all_of_it, indent=1))
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")  # which pages with plots need
 
 ROOMS = ledger.rooms()
 ROOM, OTHER = "collectives.schedules.two_shot", "gemm.sm90"
-MADE = {"toolchain": {"python": "3.11.7", "ptxas": "13.5.37"}}
+MADE = {"toolchain": {"python": "3.11.7", "ptxas": "13.5.37"}, "sources": ledger.sources()}
 MADE["kernels"] = {f"{name}-sm_90a": name for names in ROOMS.values() for name in names}
 CHECK = {
     "command": "shmemkit run -n 4 -m shmemkit check",
@@ -135,7 +135,9 @@ def test_a_digest_is_of_code_and_launches(checked, monkeypatch):
         patch.setattr(checked.tuning, "read", lambda path: table)
         assert "collectives.broadcast.scatter" in differ() and ROOM not in differ()
     with pytest.raises(ValueError, match="tests/machine_code.py makes all"):
-        checked.digests_of({"kernels": {}})
+        checked.digests_of(MADE | {"kernels": {}})
+    with pytest.raises(ValueError, match="of a shmemkit/ with the digest 0{16}; here it is .* again"):
+        checked.digests_of(MADE | {"sources": "0" * 16})
 
 
 def test_what_ci_prints(checked, data):
