@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from numba.cuda.dispatcher import CUDADispatcher
 
 _LINES = re.compile(r'asm [^"]*"[^"]*bar\.warp\.sync[^"]*\.sys\.global\.v2\.b64')
+_PACKETS = re.compile(r'asm [^"]*"(?![^"]*bar\.warp\.sync)[^"]*\.sys\.global\.(v2\.b64|b128)')
 
 
 @dataclass
 class Compiled:
-    """`cubins`: (name, machine code) of each kernel that accesses lines of LL128; `kernels`: how many were
-    compiled; `seconds` that this took."""
+    """`cubins`: (name, machine code, whether threads also access packets of 16 bytes) of each kernel that
+    accesses lines of LL128; `kernels`: how many were compiled; `seconds` that this took."""
 
     kernels: int = 0
     cubins: list = field(default_factory=list)
@@ -32,8 +33,9 @@ def compiled_kernels():
             found.seconds += time.monotonic() - begin
             found.kernels += 1
             library = kernel._codelibrary
-            if _LINES.search(library.get_llvm_str()):
-                found.cubins.append((self.py_func.__name__, bytes(library.get_cubin().code)))
+            if _LINES.search(code := library.get_llvm_str()):
+                packets = _PACKETS.search(code) is not None
+                found.cubins.append((self.py_func.__name__, bytes(library.get_cubin().code), packets))
         return kernel
 
     CUDADispatcher.compile = compile

@@ -1,8 +1,10 @@
-"""Rules for machine code, as nvdisasm and cuobjdump print it.
+"""The rule for lines of LL128, read in machine code as nvdisasm and cuobjdump print it.
 
-A line of LL128 has to be stored, and loaded, by one instruction of all threads of a warp: it is not
-predicated, and a barrier of the warp stands before it, with no branch, label or other way in between
-(docs/machine_code.md, whole lines).
+A line is stored, or loaded, by all threads of a warp in one instruction. So no lane may be left out of it,
+and the warp has to be together: between the warp's last barrier and the access nothing may part it
+(docs/machine_code.md, whole line). ptxas makes ``NOP`` or ``WARPSYNC`` of ``bar.warp.sync``. Where it cannot
+know that the warp is together, a branch leads a divided warp aside first (``BRA.DIV``), to a barrier there
+(``WARPSYNC.COLLECTIVE`` ... ``ENDCOLLECTIVE``), and from there back, or to a copy of what follows.
 """
 
 import glob
@@ -12,14 +14,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
-LINE = re.compile(r"(ST|LD)G?\.E\.128\.STRONG\.SYS\b")
-# BRA.DIV goes on if the warp is together. NOP is a barrier where ptxas knows that it is.
-_TOGETHER = re.compile(r"WARPSYNC\b|BRA\.DIV\b|NOP\b")
-_BRANCH = re.compile(r"(BRA|BRX|JMP|JMX|CALL|RET|EXIT|BREAK|KILL)\b(?!\.DIV)")
-_UNIFORM = re.compile(r"\bUP\d")  # a predicate of the whole warp
-_TARGET = re.compile(r"\(?(\.L_\w+|0x[0-9a-f]+)\)?\s*;?\s*$")
-_STEP = re.compile(r"(?:/\*([0-9a-f]+)\*/)?\s*(@!?U?P\w+\s+)?([A-Z][A-Z0-9]*[^;]*;)")
+_STORE, _LOAD = r"STG?\.E\.128\.STRONG\.SYS\b", r"LDG?\.E\.128\.STRONG\.SYS\b"
+_BARRIER, _ASIDE = r"NOP$|WARPSYNC(\.ALL$| R| 0x)", r"ENDCOLLECTIVE$"
+_BRANCH = r"(@!?U?P\d+ )?(BRA|BRX|BRXU|JMP|JMX|CALL|RET|EXIT|BREAK|KILL)\b"
+_INSTRUCTION = re.compile(r"(?:/\*([0-9a-f]+)\*/)?\s*((?:@!?U?P\w+\s+)?[A-Z][A-Z0-9]*\b[^;]*?)\s*(;|$)")
+_TARGET = re.compile(r"(\.L\w+|0x[0-9a-f]+)\)?$")
 
 
 def disassembler():
@@ -43,77 +44,86 @@ def disassembled(command, cubin):
         return subprocess.run([*command, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def torn_lines(sass):
-    """-> the accesses to lines, in the machine code of a kernel of LL128, that are not one of all threads of
-    a warp, each with the reason"""
-    return lines_of(sass)[1]
+class Lines(NamedTuple):
+    """How many lines are stored, and loaded, after each barrier of a warp, sorted, without the copies for
+    warps that were divided; and the accesses that are not of a whole warp, each with the reason."""
+
+    stores: list[int]
+    loads: list[int]
+    torn: list[str]
 
 
-def lines_of(sass):
-    """-> (how many accesses to lines a kernel of LL128 has, those that ``torn_lines`` returns)"""
-    steps, places = _parsed(sass)
-    sources = {}
-    for i, (_, text) in enumerate(steps):
-        if _BRANCH.match(text) and (target := _TARGET.search(text)):
-            sources.setdefault(places.get(target[1]), []).append(i)
-    found = [i for i, (_, text) in enumerate(steps) if LINE.match(text)]
-    torn = []
-    for i in found:
-        predicate, text = steps[i]
-        reason = f"it is predicated by {predicate}" if predicate else _apart(steps, sources, i)
-        if reason:
-            torn.append(f"{text} {reason}")
-    return len(found), torn
+def lines_of(sass, beside_packets=False):
+    """-> Lines of the machine code of a kernel of LL128. `beside_packets`: its threads store and load packets
+    of 16 bytes, too. What is not of a whole warp is taken for one of them, but the kernel has whole lines."""
+    code, counts, torn = _Steps(sass), [], []
+    for pattern in (_STORE, _LOAD):
+        together, aside = {}, {}
+        for i in code.all(pattern):
+            barrier, reason = code.barrier_before(i)
+            if code.steps[i].startswith("@"):
+                reason = "not by all threads of a warp"
+            if reason or barrier is None:
+                torn.append(f"{code.steps[i]}: {reason}")
+                continue
+            of_all = aside if re.match(_ASIDE, code.steps[barrier]) else together
+            of_all[barrier] = of_all.get(barrier, 0) + 1
+        if not set(aside.values()) <= set(together.values()):
+            torn.append(f"{sorted(aside.values())} lines for divided warps, {sorted(together.values())} else")
+        counts.append(sorted(together.values()))
+    stores, loads = counts
+    return Lines(stores, loads, [] if beside_packets and any(counts) else torn)
 
 
-def _parsed(sass):
-    """-> [(predicate, instruction), ..] and {label or address: number of the instruction there}"""
-    steps, places = [], {}
+class _Steps:
+    """The steps of a kernel and its functions, in their order: instructions, labels and "function:"."""
+
+    def __init__(self, sass):
+        self.steps = _steps(sass)
+        self.branches = {}  # label: steps that branch to it
+        for i, step in enumerate(self.steps):
+            if re.match(_BRANCH, step) and (target := _TARGET.search(step)):
+                self.branches.setdefault(target[1], []).append(i)
+
+    def all(self, pattern):
+        """The steps with such an instruction, whatever its predicate."""
+        return [i for i, step in enumerate(self.steps) if re.match(rf"(@!?U?P\w+ )?(?:{pattern})", step)]
+
+    def barrier_before(self, i):
+        """-> (the warp's last barrier before step i, None), or (None, what may part the warp since)."""
+        for k in range(i - 1, -1, -1):
+            step = self.steps[k]
+            if re.match(f"{_BARRIER}|{_ASIDE}", step):
+                return k, None
+            if step == "function:":
+                break
+            if re.match(_BRANCH, step):
+                return None, f"the warp may part at {step}"
+            if step.endswith(":"):
+                for branch in self.branches.get(step[:-1], ()):
+                    if not self._comes_aside(branch):
+                        return None, f"others join the warp by {self.steps[branch]}"
+        return None, "no barrier of the warp before it"
+
+    def _comes_aside(self, branch):
+        """Whether it leads a warp that was divided back from the barrier aside."""
+        if not self.steps[branch].startswith("BRA "):
+            return False
+        barrier, _ = self.barrier_before(branch)
+        return barrier is not None and re.match(_ASIDE, self.steps[barrier]) is not None
+
+
+def _steps(sass):
+    """Without addresses, encodings and "@PT". Of cuobjdump, which has no labels, addresses are labels."""
+    found = []
     for line in sass.splitlines():
         line = line.strip()
-        if label := re.match(r"(\.L_\w+):", line):
-            places[label[1]] = len(steps)
-        elif step := _STEP.match(line):
+        if re.match(r"\.text\.|Function :|function:", line):
+            found.append("function:")
+        elif re.match(r"\.L\w+:", line):
+            found.append(line.partition(":")[0] + ":")
+        elif step := _INSTRUCTION.match(line):
             if step[1]:
-                places[hex(int(step[1], 16))] = len(steps)
-            predicate = (step[2] or "").strip()
-            steps.append(("" if predicate in ("@PT", "@UPT") else predicate, step[3].strip()))
-    return steps, places
-
-
-def _apart(steps, sources, access):
-    """Why threads of a warp may come apart to `access`, or None: on all ways back there is a barrier of the
-    warp, and no branch of some threads before it."""
-    ways, seen = [access], set()
-    while ways:
-        i = ways.pop()
-        for source in sources.get(i, ()):
-            predicate, text = steps[source]
-            if predicate and not _is_uniform(steps, source):
-                return f"may be reached by a branch of some threads: {predicate} {text}"
-            ways.append(source)
-        if i == 0:
-            return "is behind no barrier of the warp"
-        i -= 1
-        predicate, text = steps[i]
-        if i in seen or _TOGETHER.match(text):
-            continue
-        seen.add(i)
-        if _BRANCH.match(text) and not _is_uniform(steps, i):
-            if predicate or text.startswith("CALL"):
-                return f"is behind a branch of some threads: {predicate} {text}"
-            continue  # nothing comes from there
-        ways.append(i)
-    return None
-
-
-def _is_uniform(steps, i):
-    """Whether all threads of a warp take the branch `i`, or none: a uniform predicate, or that of a vote."""
-    predicate, text = steps[i]
-    if _UNIFORM.search(f"{predicate} {text}"):
-        return True
-    name = predicate.lstrip("@!")
-    made = re.compile(rf"\S+ (P\d, )?{name}\b")
-    return bool(name) and next(
-        (step.startswith("VOTE") for _, step in reversed(steps[:i]) if made.match(step)), False
-    )
+                found.append(f"{hex(int(step[1], 16))}:")
+            found.append(re.sub(r"\s+", " ", step[2].replace("@PT ", "").replace("@UPT ", "")))
+    return found

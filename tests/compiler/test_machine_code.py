@@ -5,7 +5,7 @@ import platform
 import re
 
 import pytest
-from machine_code import folders, kernels, versions_of
+from machine_code import folders, kernels, sources, versions_of
 from sass import accesses, whole_lines
 from sass_rules import broken
 
@@ -91,6 +91,13 @@ def test_torn_lines_are_found(code, code_of):
             whole_lines(torn)
 
 
+def test_settings_that_change_the_code_have_a_folder_of_their_own(monkeypatch):
+    for name in ("SHMEMKIT_TIMEOUT", "NUMBA_OPT"):
+        monkeypatch.setenv(name, "1")
+        assert sources.__wrapped__() != sources()
+        monkeypatch.delenv(name)
+
+
 # ---- the rule itself
 
 STORE, LOAD = "STG.E.128.STRONG.SYS desc[UR4][R2.64], R8", "LDG.E.128.STRONG.SYS R8, desc[UR4][R2.64]"
@@ -142,6 +149,8 @@ def test_lines_that_are_not_whole(steps, why):
 def test_lines_beside_packets():
     text = of("@P0 STG.E.128.STRONG.SYS desc[UR4][R4.64], R8", ".L1:", "@P0 BRA `(.L1)", STORE, "NOP", STORE)
     assert whole_lines(text, beside_packets=True) == [[1], []]
+    with pytest.raises(AssertionError, match="the warp may part"):  # not one of a whole warp
+        whole_lines(text.replace("NOP\n", ""), beside_packets=True)
 
 
 def test_accesses():
