@@ -122,8 +122,91 @@ def test_whose_data_are_wrong():
         return one.finding(subject, 5, 0, out, want, subject.differs(0, out, want), 4, 5)
 
     said = spmd(3, main)[1]
-    assert "rank 1, call 2 of 2: 5 of 9 elements are wrong, the first at 4, 5, 6, 7, 8: " in said
+    assert "call 2 of 2: 5 of 9 elements are wrong, the first at 4, 5, 6, 7, 8: " in said
     assert said.endswith("5 of them equal the result with the data of rank 0 from 1 call earlier")
+
+
+def test_numbers_tell_calls_and_ranks_apart():
+    """Of a call before every element differs, also by much; of another rank most do, in every call."""
+
+    def main(world):
+        arrays = subjects.Arrays(world)
+        for span in (3, 4, 7, 16, 201, 254, 1000):
+            made = {(c, r): arrays.integers((997,), span, c, r) for c in range(30) for r in range(4)}
+            for call in range(2, 30):
+                assert all((made[call, r] != made[call - ago, r]).all() for r in range(4) for ago in (1, 2))
+                shares = [(made[call, 0] != made[call, r]).mean() for r in (1, 2, 3)]
+                assert min(shares) > 0.6 * (1 - 1 / span)
+            moved = abs(made[5, 0] - made[4, 0])
+            assert moved.min() >= span // 4
+
+    spmd(1, main)
+
+
+def test_what_several_ranks_find_is_said_once(monkeypatch, capsys):
+    planted(monkeypatch, lambda call, captured, n: True)
+    assert run(*ONLY) == command.WRONG
+    assert capsys.readouterr().out.count("ranks 0, 1, call 1 of 1: 1 of 74 elements are wrong") == 1
+
+
+def test_soak_gives_each_replay_other_data():
+    """A replay that does nothing leaves what the one before made: that is wrong."""
+
+    class Kept(subjects.Subject):
+        dtypes, out_dtypes, calls = ("int32",), ("int32",), 0
+
+        def given(self, call, rank):
+            return [self.arrays.integers((9,), 7, call, rank)]
+
+        def result(self, given):
+            return [given[self.me][0]]
+
+        def outputs(self):
+            return [self.arrays.empty((9,), "int32")]
+
+        def enqueue(self, inputs, outputs):
+            given, out = inputs[0].copy(), outputs[0]  # of when it is captured
+            backend = self.world.backend
+            backend.copy(out.view("uint8"), given.view("uint8"))(backend.handle(None))
+
+    def main(world):
+        one = trials.Trials(world, 0, lambda text: None)
+        chosen = [("kept", Kept(world, subjects.Arrays(world)))]
+        assert one.mixed(chosen, False) == 1
+        with pytest.raises(trials.Wrong, match="rank 0, kept, call 1 of 1: 9 of 9 elements"):
+            one.mixed(chosen, True)
+
+    spmd(1, main)
+
+
+@pytest.mark.parametrize(
+    "method, error, said",
+    [
+        ("auto", "no", '"auto" can take 1 cases that were not tried: Queue auto'),
+        ("auto", "bind(): grid is too large", "does not fit: "),
+        ("push", "bind(): grid is too large", "does not fit: "),
+        ("push", "no", 'passed: all that "auto" takes'),
+    ],
+)
+@pytest.mark.parametrize("sizes", [[(6, 12)], [(6, 12), (5, 12)]])
+def test_a_refusal_of_auto_or_for_want_of_registers_is_incomplete(
+    monkeypatch, capsys, method, error, said, sizes
+):
+    class Refusing(plan.layers.Queued):
+        def enqueue(self, inputs, outputs):
+            if self.shapes[0][0] == 6:
+                raise ValueError(error)
+            super().enqueue(inputs, outputs)
+
+    def of(world):
+        make = functools.partial(sk.Queue, world, 4, 12, "float32", n_producers=2, n_consumers=1, block=8)
+        yield plan.case(world, "Queue", method, "float32", Refusing, make, sizes)
+
+    monkeypatch.setattr(plan, "OPERATIONS", (of,))
+    passes = method == "push" and error == "no"
+    assert run() == (command.RIGHT if passes else command.INCOMPLETE)
+    out = capsys.readouterr().out
+    assert said in out and error in out
 
 
 # ---- the command
@@ -240,31 +323,43 @@ def test_a_step_that_takes_too_long_ends_the_process(monkeypatch, capsys):
 # ---- machine code
 
 WHOLE = """
-.L_x_9:
+.text.kernel:
         /*08e0*/                   BRA.DIV UR14, `(.L_x_8) ;
-.L_x_23:
         /*0900*/                   NOP ;
 .L_x_24:
         /*0910*/                   STG.E.128.STRONG.SYS desc[UR12][R6.64], R8 ;
-        /*0920*/                   VOTE.ANY P0, P0 ;
-        /*0930*/              @P0 BRA `(.L_x_9) ;
-        /*0940*/                   LDG.E.128.STRONG.SYS R8, desc[UR12][R8.64] ;
-        /*0950*/                   EXIT ;
+        /*0920*/                   EXIT ;
+.L_x_8:
+        /*0930*/                   WARPSYNC.COLLECTIVE R9, `(.L_x_25) ;
+        /*0940*/                   NOP ;
+        /*0950*/                   ENDCOLLECTIVE ;
+.L_x_25:
+        /*0960*/               @PT BRA `(.L_x_24) ;
 """
-STORE = "STG.E.128.STRONG.SYS desc[UR12][R6.64], R8 ;"
+STORE = "STG.E.128.STRONG.SYS desc[UR12][R6.64], R8"
 
 
 @pytest.mark.parametrize(
     "before, after, reason",
     [
-        ("   " + STORE, "@P3 " + STORE, "it is predicated by @P3"),
-        ("NOP ;", "@!P3 BRA `(.L_x_4) ;", "is behind a branch of some threads: @!P3 BRA"),
-        ("VOTE.ANY P0, P0", "ISETP.NE.AND P0, PT, R4, R5, PT", "is behind a branch of some threads: @P0"),
-        (WHOLE[: WHOLE.index(".L_x_24")], "\n", "is behind no barrier of the warp"),
-        ("EXIT ;", "@P1 BRA `(.L_x_24) ;", "may be reached by"),
+        (f"   {STORE}", f"@P3 {STORE}", "not by all threads"),
+        ("@PT BRA", "@P0 BRA", "others join the warp by @P0 BRA `(.L_x_24)"),
+        ("ENDCOLLECTIVE", "BSSY B0, `(.L_x_8)", "others join the warp"),
     ],
 )
-def test_a_line_that_several_instructions_store(before, after, reason):
-    assert machine_code.lines_of(WHOLE) == (2, [])
+@pytest.mark.parametrize("tool", ["nvdisasm", "cuobjdump"])
+def test_a_line_that_several_instructions_store(tool, before, after, reason):
+    """The rule itself is tested in test_machine_code.py; here, what the tools print."""
+
+    def printed(text):
+        if tool == "nvdisasm":
+            return text
+        for label, address in (("24", "0x910"), ("25", "0x960"), ("8", "0x930")):
+            text = text.replace(f".L_x_{label}:\n", "").replace(f"`(.L_x_{label})", address)
+        return text.replace(".text.kernel:", "\t\tFunction : kernel").replace(" ;", " ;  /* 0x000ea2 */")
+
     assert before in WHOLE
-    assert any(reason in line for line in machine_code.torn_lines(WHOLE.replace(before, after)))
+    assert machine_code.lines_of(printed(WHOLE)) == ([1], [], [])
+    (line,) = machine_code.lines_of(printed(WHOLE.replace(before, after))).torn
+    assert line.startswith(f"@P3 {STORE}" if "@P3" in after else STORE)
+    assert reason in line or tool == "cuobjdump" and reason.partition(" by ")[0] in line

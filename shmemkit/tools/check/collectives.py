@@ -10,7 +10,7 @@ from typing import Any
 import shmemkit as sk
 from shmemkit.support.dtypes import numpy_dtype
 
-from .subjects import Subject, span_of
+from .subjects import MOST, Subject, span_of
 
 TILE = 480  # bytes of an LL128 tile
 ODD = 37  # elements
@@ -69,8 +69,8 @@ class Moved(Subject):
         self.what, self.size, self.root, self.op, self.call = what, size, root, op, call
         self.dtypes = self.out_dtypes = (dtype,)
         self.span, self.low = span_of(dtype, self.n if what.reduces and op == "sum" else 1), 0
-        if op == "prod":
-            self.span, self.low = 2, 1
+        if op == "prod":  # the product of all ranks' is an int32
+            self.span, self.low = min(MOST, max(2, int(2 ** (31 / self.n)) - 1)), 1
         self.shape = (self.n, size) if what.scatters else (size,)
         self.out_shape = (self.n, size) if what.gathers else (size,)
         self.gives = what.root != "gives" or what.kind is not sk.Scatter or self.me == root

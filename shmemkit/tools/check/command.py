@@ -9,6 +9,7 @@ import fnmatch
 import json
 import os
 import platform
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -278,9 +279,9 @@ class Check:
         try:
             made = agreed(world, partial(case.make, world, arrays))
         except Refused as reason:
-            return {"answer": "not tried", "why": f"refused: {reason}"}
+            return {"answer": "not tried", "why": _why_not(reason)}
         self.takes |= {(case.of, method) for method in made.takes}
-        answer: dict[str, Any] = {"answer": "right", "ways": [], "sizes": [], "refused": []}
+        answer: dict[str, Any] = {"answer": "right", "ways": [], "sizes": [], "refused": made.refused}
         for subject in made.subjects:
             step(f"{subject.name}, the first call")
             try:
@@ -298,29 +299,33 @@ class Check:
         made.free()
         answer["calls"] = trials.call - begin
         if answer["answer"] == "right" and not answer["sizes"]:
-            return {"answer": "not tried", "why": f"refused: {answer['refused'][0]}"}
+            return {"answer": "not tried", "why": _why_not(answer["refused"][0])}
         return answer
 
     # -- after
     def look_at_machine_code(self):
         """A row of results: whether lines are whole in the machine code that was run."""
         self.watch("reading the machine code")
-        tool, cubins, found = machine_code.disassembler(), self.compiled.cubins, []
+        tool, found, failed = machine_code.disassembler(), [], None
         if tool is not None and self.first:
 
             def look(each):
-                return machine_code.lines_of(machine_code.disassembled(tool, each[1]))
+                name, cubin, packets = each
+                stores, loads, torn = machine_code.lines_of(machine_code.disassembled(tool, cubin), packets)
+                return sum(stores) + sum(loads), [f"kernel {name}: {line}" for line in torn]
 
-            with ThreadPoolExecutor(4) as pool:
-                found = list(zip((name for name, _ in cubins), pool.map(look, cubins), strict=True))
-        seen = sum(n for _, (n, _) in found)
-        torn = [f"kernel {name}: {line}" for name, (_, lines) in found for line in lines]
-        torn, seen = self.world.host_allgather((torn, seen))[0]
+            try:
+                with ThreadPoolExecutor(4) as pool:
+                    found = list(pool.map(look, self.compiled.cubins))
+            except (OSError, subprocess.CalledProcessError) as error:  # older than the GPU, for one
+                failed = f"{' '.join(tool)} fails: {(getattr(error, 'stderr', None) or str(error)).strip()}"
+        seen, torn = sum(n for n, _ in found), [line for _, lines in found for line in lines]
+        torn, seen, failed = self.world.host_allgather((torn, seen, failed))[0]
         row: dict[str, Any] = {"case": "machine code", "of": "machine code", "method": "LL128", "dtype": ""}
         row |= {"variant": "", "protocol": "lines", "needed": False, "accesses": seen}
-        if not seen:
+        if not seen and not torn:
             why = "no LL128 kernel was compiled" if tool else "neither nvdisasm nor cuobjdump is installed"
-            row |= {"answer": "not tried", "why": why}
+            row |= {"answer": "not tried", "why": failed or why}
         else:
             row |= {"answer": "wrong" if torn else "right", "findings": torn}
         if torn:
@@ -347,16 +352,23 @@ class Check:
         return status
 
     def untried(self):
-        """What "auto" can take here and was not tried: names."""
+        """What "auto" can take here and was not tried: names. A method may refuse this machine, and then
+        "auto" does not take it. But "auto" refuses nothing, and what fits on no GPU is no refusal."""
         done = {row["case"]: row for row in self.results}
+        tried = {(row["of"], row["method"]) for row in self.results if row["answer"] != "not tried"}
         names = []
         for case in self.all:
-            row = done.get(case.name)
-            needed = case.needed or (case.of, case.method) in self.takes
-            if needed and (row is None or row["answer"] == "not tried"):
-                refused = row is not None and row["why"].startswith("refused")
-                if not refused or case.method == "auto":
+            row, method = done.get(case.name), (case.of, case.method)
+            if not case.needed and method not in self.takes:
+                continue
+            strict = case.method == "auto" or method in self.takes - tried
+            if row is None:
+                names.append(case.name)
+            elif row["answer"] == "not tried":
+                if strict or not row["why"].startswith("refused"):
                     names.append(case.name)
+            elif any(strict or _unfit(reason) for reason in row["refused"]):
+                names.append(f"{case.name} in all sizes")
         return names
 
     def write(self, answer, status, seconds):
@@ -382,6 +394,15 @@ class Check:
         }
         with open(self.options.json, "w") as file:
             json.dump(found, file, indent=1)
+
+
+def _unfit(reason):
+    """Whether the launch of a kernel was refused: it needs more registers or memory than there are."""
+    return "bind(): " in str(reason)
+
+
+def _why_not(reason):
+    return f"{'does not fit' if _unfit(reason) else 'refused'}: {reason}"
 
 
 def _driver():
@@ -426,7 +447,10 @@ def table(rows):
     ]
     for (of, method), those in found.items():
         counts = [sum(row["answer"] == answer for row in those) for answer in ("right", "wrong", "not tried")]
-        why = "; ".join(dict.fromkeys(row["why"] for row in those if "why" in row))
+        reasons = [
+            why for row in those for why in (row.get("why"), *map(_why_not, row.get("refused", ()))) if why
+        ]
+        why = "; ".join(dict.fromkeys(reasons))
         seconds = sum(row.get("seconds", 0) for row in those)
         lines.append((of, method, *(str(c or "") for c in counts), f"{seconds:.1f}" if seconds else "", why))
     widths = [max(map(len, column)) for column in zip(*(line[:-1] for line in lines), strict=True)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import shmemkit as sk
@@ -53,11 +53,13 @@ class Case:
 
 @dataclass
 class Made:
-    """`subjects` of one object; `takes`: the methods that "auto" takes now, if it is that one."""
+    """`subjects` of one object; `takes`: the methods that "auto" takes now, if it is that one; `refused`:
+    sizes that it does not take, each with the reason."""
 
     subjects: list
     free: Callable[[], Any]
     takes: tuple = ()
+    refused: list = field(default_factory=list)
 
 
 def by_risk(cases):
@@ -172,19 +174,19 @@ def case(world, of, method, dtype, subject, make, sizes, needed=True, variant=""
     """A Case of subject(world, arrays, object, one of `sizes`, dtype, ..); ``make()`` makes the object."""
 
     def made(world, arrays):
-        operation, subjects, refused = make(), [], ValueError("no size is for it")
+        operation, subjects, refused = make(), [], []
         for size in sizes:
             try:
                 if isinstance(operation, GemmCollective):
                     operation.method_for(*size)
                 subjects.append(subject(world, arrays, operation, size, dtype, **more))
             except ValueError as error:  # alike on all ranks
-                refused = error
+                refused.append(f"{size}: {error}")
         free = getattr(operation, "free", _nothing)
         if not subjects:
             free()
-            raise refused
-        return Made(subjects, free)
+            raise ValueError(refused[0])
+        return Made(subjects, free, refused=refused)
 
     return Case(of, method, dtype, made, f"{of} {method} {variant}", needed, variant)
 

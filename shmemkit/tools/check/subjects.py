@@ -1,8 +1,9 @@
 """What a case runs: an operation of one size, with numbers that tell which rank gave them in which call.
 
 Numbers are small integers. What ranks give is computed on every rank alike, in wide dtypes, and so is the
-exact result; an operation's dtype holds all of them. An element of two calls in a row, or of two ranks, is
-never the same: what is stale, or of another rank, differs from what is wanted.
+exact result; an operation's dtype holds all of them. An element of a rank differs from that of the calls
+before, and by much: what is stale differs from what is wanted. Ranks have unlike numbers in every call: what
+is of another rank differs in most elements.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ def span_of(dtype, terms=1):
     return max(3, min(MOST, EXACT.get(dtype, 1 << 24) // terms))
 
 
+def step_of(span):
+    """By how much numbers of `span` different ones move from call to call: by as much as can be, so that
+    averages show it, too, until all have had their turn."""
+    return next(step for step in range(max(1, round(0.382 * span)), 0, -1) if math.gcd(step, span) == 1)
+
+
 class Arrays:
     """Arrays of a World's module, of any dtype that operations take."""
 
@@ -40,18 +47,17 @@ class Arrays:
         return self.xp.empty(math.prod(shape) * dtype.itemsize, "uint8").view(dtype).reshape(shape)
 
     def integers(self, shape, span, call, rank, low=0, mixed=False):
-        """int32: those of `rank` in `call`, low .. low + span - 1. `mixed`: of few different ones, whose sums
-        are what differs between calls."""
+        """int32: those of `rank` in `call`, low .. low + span - 1. An element is the same again after `span`
+        calls; `mixed`, which is for few numbers whose sums tell calls apart, at random."""
         size = math.prod(shape)
         if size not in self._hashes:
             x = self.xp.arange(size, dtype="uint32") * np.uint32(2654435761)
             x ^= x >> np.uint32(15)
             x *= np.uint32(2246822519)
             self._hashes[size] = x >> np.uint32(2)
-        numbers, shift = self._hashes[size], (7 * rank + (1 + rank % (span - 1)) * call) % span
-        if mixed:
-            numbers = numbers * np.uint32(2 * (977 * call + 131 * rank + 1) + 1) >> np.uint32(9)
-        numbers = (numbers + np.uint32(shift)) % np.uint32(span)
+        order = 131 * rank + (977 * call if mixed else 0)
+        numbers = self._hashes[size] * np.uint32(2 * (order + 1) + 1) >> np.uint32(9)
+        numbers = (numbers + np.uint32(step_of(span) * call % span)) % np.uint32(span)
         return (numbers.astype("int32") + np.int32(low)).reshape(shape)
 
     def narrow(self, wide, dtype):

@@ -29,7 +29,7 @@ def spin(times):
 
 
 class Wrong(Exception):
-    """A wrong result, of some rank; raised on all. `findings`: a text of each rank that has one."""
+    """A wrong result, of some rank; raised on all. `findings`: texts, each with the ranks that have it."""
 
     def __init__(self, findings):
         super().__init__("\n".join(findings))
@@ -127,16 +127,14 @@ class Trials:
         self._check(subject, list(zip(calls, outs, strict=True)))
 
     def mixed(self, chosen, in_graph):
-        """Calls of several subjects, (name, subject), one behind the other. -> how many"""
-        world, stream = self.world, self.world.stream
-        calls = []
-        for name, subject in chosen:
-            call, out = self._next(), subject.outputs()
-            wanted = subject.wanted([call] * subject.n) if out else []
-            calls.append((name, subject, call, subject.inputs(call), out, wanted))
+        """Calls of several subjects, (name, subject), one behind the other; a graph of them is replayed with
+        other data each time. -> how many"""
+        world, stream, copy = self.world, self.world.stream, self.world.backend.copy
+        calls = [self._next() for _ in chosen]
+        staged = [(s.inputs(call), s.outputs()) for (_, s), call in zip(chosen, calls, strict=True)]
 
         def enqueue(skew):
-            for _, subject, _, given, out, _ in calls:
+            for (_, subject), (given, out) in zip(chosen, staged, strict=True):
                 if skew:
                     self._sleep()
                 subject.enqueue(given, out)
@@ -149,21 +147,30 @@ class Trials:
             enqueue(False)
             graph, replays = stream.end_capture(), 4
         for _ in range(replays):
-            for *_, out, _ in calls:
+            if in_graph:
+                calls = [self._next() for _ in chosen]
+                inputs = [subject.inputs(call) for (_, subject), call in zip(chosen, calls, strict=True)]
+                self._settle()
+                for (to, _), given in zip(staged, inputs, strict=True):
+                    for dst, src in zip(to, given, strict=True):
+                        if src.size:
+                            copy(_bytes(dst), _bytes(src))(world.backend.handle(None))
+            for _, out in staged:
                 for x in out:
                     self._fill(x)
             self._settle()
             graph.launch(stream) if graph is not None else enqueue(True)
             world.synchronize()
             finding = None
-            for name, subject, call, _, out, wanted in calls:
+            for (name, subject), call, (_, out) in zip(chosen, calls, staged, strict=True):
+                wanted = subject.wanted([call] * subject.n) if out else []
                 for k, (x, want) in enumerate(zip(out, wanted, strict=True)):
                     differ = subject.differs(k, x, want)
                     if finding is None and bool(differ.any()):
-                        found = self.finding(subject, call, k, x, want, differ, calls[0][2], calls[-1][2])
-                        finding = f"{name}: {found}"
+                        found = self.finding(subject, call, k, x, want, differ, calls[0], calls[-1])
+                        finding = f"{name}, {found}"
             self.agree(finding)
-        return (replays + in_graph) * len(calls)
+        return (replays + in_graph) * len(chosen)
 
     # -- inside
     def _next(self):
@@ -204,18 +211,21 @@ class Trials:
         self.agree(finding)
 
     def agree(self, finding):
-        """Wrong, on all ranks, if any has a `finding`. Collective."""
-        findings = [f for f in self.world.host_allgather(finding) if f]
-        if findings:
-            raise Wrong(findings)
+        """Wrong, on all ranks, if any has a `finding`; what several have is said once. Collective."""
+        those = {}
+        for rank, text in enumerate(self.world.host_allgather(finding)):
+            if text:
+                those.setdefault(text, []).append(str(rank))
+        if those:
+            raise Wrong([f"rank{'s' * (len(r) > 1)} {', '.join(r)}, {text}" for text, r in those.items()])
 
     def finding(self, subject, call, k, out, wanted, differ, first, last):
-        """What is wrong with output `k` of `call` on this rank."""
+        """What is wrong with output `k` of `call` on this rank; the text does not name it."""
         host, widen = self.world.asnumpy, subject.arrays.widen
         where = host(differ.reshape(-1)).nonzero()[0]
         got, want = (host(widen(x)).reshape(-1)[where] for x in (out, wanted[0]))
         text = (
-            f"rank {self.world.rank}, call {call - first + 1} of {last - first + 1}: {len(where)} of "
+            f"call {call - first + 1} of {last - first + 1}: {len(where)} of "
             f"{differ.size} elements are wrong{f' in output {k}' if len(subject.out_dtypes) > 1 else ''}, "
             f"the first at {_listed(where)}: {_listed(got)} instead of {_listed(want)}"
         )
