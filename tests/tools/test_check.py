@@ -234,7 +234,9 @@ def test_passed(few, cache, tmp_path, capsys):
     (record,) = records.all_of("emulator")
     assert (record["answer"], record["ranks"], record["cases"]) == ("passed", 2, 7)
     command.main(["-n", "2", "--only", "Barrier"])
-    assert records.read("emulator", 2)["answer"] == "incomplete"
+    assert records.read("emulator", 2) == record  # of the whole one
+    records.write("emulator", 2, "wrong", None, 1)
+    assert records.read("emulator", 2)["answer"] == "wrong"
     assert records.read("emulator", 2)["seconds"] == record["seconds"]  # of the last whole one
     assert records.read("emulator", 3) is None
 

@@ -18,12 +18,15 @@ def identity(gpu):
 
 
 def write(gpu, ranks, answer, seconds, cases):
-    """Keep that a check was run, where there is a cache folder. `seconds`: (all, of them compiling), or None
-    if it was no whole one; the last ones stay then."""
+    """Keep that a check was run, where there is a cache folder; an incomplete one replaces none that
+    passed or was wrong. `seconds`: (all, of them compiling), or None if it was no whole one; the last ones
+    stay then."""
     where = folder()
     if where is None:
         return
     last = read(gpu, ranks)
+    if answer == "incomplete" and last is not None and last["answer"] != answer:
+        return
     if seconds is None and last is not None:
         seconds = last["seconds"]
     found = {**identity(gpu), "ranks": ranks, "answer": answer, "seconds": seconds, "cases": cases}
