@@ -169,7 +169,7 @@ class GroupedFloat8Case(GroupedCase):
         xp, (experts, _, n, k, _) = self.world.xp, self.shape
         self.make_counts()
         self.x, _ = (narrowed(xp, DEVIATION * x) for x in random(xp, 0, "float32", (self.rows, k), (1, k)))
-        self.w = xp.empty((experts, n, k), as_dtype(FLOAT8))
+        self.w = xp.empty((experts, n, k), "uint8").view(as_dtype(FLOAT8))
         for i in range(experts):
             (w,) = random(xp, i + 1, "float32", (n, k))
             self.w.view("uint8")[i] = narrowed(xp, DEVIATION * w).view("uint8")
