@@ -203,6 +203,7 @@ def test_ll_keeps_words_whole(form):
         assert ("ld.relaxed.sys.global.v2.b64" in ptx) == has_loads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lto", [False, True])
 def test_linked(lto):
     def kernel(view, x, signals):

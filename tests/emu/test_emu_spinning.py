@@ -245,8 +245,8 @@ def test_a_loop_without_a_turn_is_pointed_out(capfd):
     def main(world):
         flag = sk.zeros(1, "int32")
         if world.rank == 1:
-            Watchdog(seconds=0.3).watch(world.backend.machine.scheduler)
-            timers.append(threading.Timer(1.5, flag.fill, [1]))
+            Watchdog(seconds=0.1).watch(world.backend.machine.scheduler)
+            timers.append(threading.Timer(0.3, flag.fill, [1]))
             timers[0].start()
         kernel[1, 2](flag)
         return world.backend.machine.scheduler
@@ -254,7 +254,7 @@ def test_a_loop_without_a_turn_is_pointed_out(capfd):
     timers = []
     assert spmd(2, main)[0] is of_launches.watched[0], "that of all launches looks on, too"
     said = capfd.readouterr().err
-    assert said.count("runs for 0.3 s without waiting for anybody") == 1
+    assert said.count("runs for 0.1 s without waiting for anybody") == 1
     assert re.search(
         r"rank 1 block 0 thread 0 at .*test_emu_spinning.py:\d+: (while flag\[0\] == 0:|pass)", said
     )
