@@ -283,7 +283,7 @@ def multimem_reduce_vec16(
         raise TypeError(_not_reducible(array.dtype, op))
     elements = multicast_memory.load(thread, arrays, index, 16 // array.itemsize)
     if array.dtype.name in _HALVES:
-        with np.errstate(over="ignore"):  # what is out of range becomes infinite
+        with np.errstate(over="ignore", invalid="ignore"):  # out of range becomes infinite; NaN stays
             elements = _combined(op, elements.astype(np.float32)).astype(array.dtype)
     else:
         elements = _combined(op, elements)
