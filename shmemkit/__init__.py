@@ -15,7 +15,7 @@ _HOMES = {
     for name in statement.names
 }
 __all__ = sorted(_HOMES)
-_OF_WORLD = "rank n_ranks local_rank node n_nodes xp stream comm finalize host_allgather host_barrier".split()
+_OF_WORLD = "rank n_ranks local_rank node n_nodes xp stream finalize host_allgather host_barrier".split()
 _OF_WORLD += ["asnumpy", "print", "synchronize"]
 # What mpi4py's users look for, here and in the World.
 _AS_IN_MPI = {

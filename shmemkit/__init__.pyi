@@ -1,6 +1,7 @@
 """The public names of shmemkit. ``__init__.py`` reads here where each of them lives."""
 
 from . import collectives as collectives
+from . import comm as comm
 from . import device as device
 from . import emu as emu
 from . import kernels as kernels

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from shmemkit.comm.communicator import SingleComm
 from shmemkit.emu import launch_hook, timeline
 from shmemkit.emu.array_module import ArrayModule
 from shmemkit.emu.collective_calls import Calls
@@ -28,7 +29,6 @@ from shmemkit.support.call_site import users_call
 from shmemkit.support.settings import shown
 
 from . import multicast
-from .single_comm import SingleComm
 from .slabs import slab_is_full
 
 _users = 0  # worlds alive in this process
@@ -43,7 +43,7 @@ class _Memory:
 
 
 class EmulatorBackend:
-    """`comm`: an mpi4py communicator, or None (one PE, or the PE of ``emu.run`` that calls).
+    """`comm`: a Communicator, or None (one PE, or the PE of ``emu.run`` that calls).
 
     A group's is a copy, with `members`, `comm` and others of its own.
     """
@@ -73,12 +73,12 @@ class EmulatorBackend:
                 text = "SHMEMKIT_RACES, SHMEMKIT_DELIVERY and SHMEMKIT_SEED need all ranks in one process"
                 instead = f"'shmemkit-emu -n {comm.Get_size()} script.py' instead of mpirun"
                 raise shown_by(0, RuntimeError(f"{text}: {instead}"))
-            self.comm, self.pe, self.processes = comm, comm.rank, Processes(comm)
+            self.comm, self.pe, self.processes = comm, comm.Get_rank(), Processes(comm)
             p = self.processes
             self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock, calls=p.calls)
             p.attach(self.machine)
             self.machine.heaps[p.rank].reserve = p.reserve
-            comm.Barrier()  # every rank's counters are zero
+            comm.barrier()  # every rank's counters are zero
         self.xp = ArrayModule(self.machine)
         self.default_local_size = self.machine.local_size
         self.heap, self.members = self.machine.heaps[self.pe], self.machine.members[self.pe]

@@ -8,6 +8,7 @@ import re
 import threading
 from typing import Any
 
+from shmemkit.comm.communicator import SingleComm
 from shmemkit.compiler import kernel_cache
 from shmemkit.compiler.numba_internals import Module
 from shmemkit.device.cuda.timeline_records import host_call, modules
@@ -15,9 +16,9 @@ from shmemkit.device.shmem import bounded_waits, peers
 from shmemkit.support import timeouts
 from shmemkit.support.agreement import by_text, check_equal, of_group, ranks_text
 from shmemkit.support.settings import listed, switch
+from shmemkit.typing import Communicator
 
 from . import multicast
-from .single_comm import SingleComm
 from .slabs import Slab
 from .streams import address_of_stream
 
@@ -36,7 +37,7 @@ HINT = (
 class NvshmemBackend:
     """One rank's GPU, its stream, and NVSHMEM over the ranks of `comm`.
 
-    `comm` is an mpi4py communicator, or None for one rank. `device` is the GPU's number among those that this
+    `comm` is a Communicator, or None for one rank. `device` is the GPU's number among those that this
     process sees. The new stream becomes CuPy's current one. Collective.
 
     RuntimeError, on every rank, when one of them has no GPU, or when ranks share a GPU although
@@ -47,11 +48,11 @@ class NvshmemBackend:
     slab: Any = None  # of a group: where it allocates
     teams: Any = None  # of a group: Teams.TEAM_WORLD, ... -> NVSHMEM's team
     _modules: Any = None  # of a group: compiled kernel -> its Module
-    over = False  # MPI knows of no ranks that have failed
+    over = False  # a rank that fails ends all
     calls = None  # of all ranks are not compared: see ``shmemkit.emu.collective_calls``
 
-    def __init__(self, comm):
-        self.comm = SingleComm() if comm is None else comm
+    def __init__(self, comm: Communicator | None):
+        self.comm: Communicator = SingleComm() if comm is None else comm
         self.rank, self.n_ranks = self.comm.Get_rank(), self.comm.Get_size()
         if self.n_ranks > peers.MAX_RANKS:
             raise RuntimeError(

@@ -11,9 +11,9 @@ from typing import Any
 
 import shmemkit as sk
 from shmemkit.collectives import tuning
+from shmemkit.comm.choice import default as default_comm
 from shmemkit.emu.run import current_host
 from shmemkit.runtime.symmetric_memory import as_dtype
-from shmemkit.runtime.world import launched_by_mpi
 from shmemkit.support import command_line
 from shmemkit.support.progress import showing
 from shmemkit.support.settings import listed
@@ -71,11 +71,8 @@ def _is_first():
     host = current_host()
     if host is not None:
         return host.pe == 0
-    if launched_by_mpi():
-        from mpi4py import MPI
-
-        return MPI.COMM_WORLD.Get_rank() == 0
-    return True
+    comm = default_comm()
+    return comm is None or comm.Get_rank() == 0
 
 
 def _by(parse):
@@ -390,10 +387,9 @@ def parse(arguments):
         options = _parse(arguments)
     except SystemExit as leaving:
         status = leaving.code
-    if current_host() is None and launched_by_mpi():
-        from mpi4py import MPI
-
-        statuses = MPI.COMM_WORLD.allgather(status)
+    comm = default_comm() if current_host() is None else None
+    if comm is not None:
+        statuses = comm.allgather(status)
         status = next((s for s in statuses if s is not None), None)
         if status:
             time.sleep(0.2)  # let the launcher forward what rank 0 says before it ends us

@@ -100,7 +100,7 @@ class Meeting:
 
 
 class Processes:
-    """The shared memory and the words of `comm`, an mpi4py communicator whose ranks share a host."""
+    """The shared memory and the words of `comm`, a Communicator whose ranks share a host."""
 
     def __init__(self, comm):
         self.comm, self.rank, self.n = comm, comm.Get_rank(), comm.Get_size()
@@ -126,7 +126,7 @@ class Processes:
         self.lock = FileLock(file)
         self.seen_progress = self.seen_epoch = None
         self.state[self.rank] = HOST
-        comm.Barrier()
+        comm.barrier()
 
     def _shared_file(self, front, heap):
         """A sparse file of zeros, `front` bytes and everybody's `heap`. However the ranks end, nothing of it
@@ -187,7 +187,7 @@ class Processes:
             )
         self.reserve, self.name = self._reserve, name
         file = open(name, "r+b")
-        self.comm.Barrier()
+        self.comm.barrier()
         if self.rank == 0:
             os.unlink(name)
         return file

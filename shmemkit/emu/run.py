@@ -140,8 +140,8 @@ class Program:
 
 
 class LocalComm:
-    """The part of an mpi4py communicator that host programs of one process need. Rank k is PE ``pes[k]``; all
-    of them join `rendezvous`."""
+    """The Communicator of host programs of one process. Rank k is PE ``pes[k]``; all of them join
+    `rendezvous`."""
 
     def __init__(self, host, pes=None, rendezvous=None):
         self._host = host
@@ -193,6 +193,9 @@ class LocalComm:
 
     def Free(self):
         pass
+
+    def Abort(self, status=1):
+        os._exit(status)
 
     def bcast(self, value=None, root=0):
         return self.allgather(value, "bcast")[root]

@@ -1,17 +1,18 @@
 """A barrier of the host programs of all ranks, with a limit: a rank that waits too long learns who is
-missing.
-
-It polls a non-blocking MPI barrier. While a rank polls, it answers questions of the others. When its limit
-has passed, it asks all other ranks whether they have reached this barrier, too. Those that have not answered
-after GRACE are missing. The rank tells all others, so that those that wait raise RankTimeout at once, and
-those that come later, too. The MPI barrier has then lost its count: these ranks can use no further barrier.
+missing. All ranks that wait then raise RankTimeout, and those that come later, too. These ranks can use no
+further barrier.
 
 Without a limit, the first rank that waits prints on standard error, once, who is missing after PATIENCE.
+
+Over sockets, rank 0's hub knows who is there (``SocketComm.meet``). MPI has no such thing: a rank polls a
+non-blocking barrier, and meanwhile it answers questions of the others. When its limit has passed, it asks all
+other ranks whether they have reached this barrier, too. Those that have not answered after GRACE are missing.
 """
 
 import time
 from typing import Any
 
+from shmemkit.comm.choice import is_mpi
 from shmemkit.support.agreement import of_group, shown_by
 from shmemkit.support.command_line import say
 from shmemkit.support.timeouts import RankTimeout, missing_text
@@ -22,7 +23,7 @@ _POLL = 5e-3  # seconds, at most, between two looks
 
 
 class BoundedBarrier:
-    """Barriers of the ranks of `comm`, an mpi4py communicator. Collective.
+    """Barriers of the ranks of `comm`, mpi4py's or a SocketComm. Collective.
 
     limit   seconds, or None for no limit; the first limit that passes ends the barrier for all ranks
     ranks   of the World, if `comm` is a group's
@@ -32,6 +33,7 @@ class BoundedBarrier:
         self._ranks = ranks
         self.comm = comm.Dup()  # separate from all other messages
         self.rank, self.n_ranks, self.limit = comm.Get_rank(), comm.Get_size(), limit
+        self._meet = self._by_mpi if is_mpi(comm) else self._by_sockets
         self.epoch = 0
         self.given_up: Any = None  # (call, missing, waited) of the barrier that failed
         self._sent = []  # messages in flight
@@ -41,8 +43,18 @@ class BoundedBarrier:
 
         RankTimeout if they have not within the limit, or if an earlier barrier failed.
         """
+        if self.given_up is None:
+            self._meet(call)
         if self.given_up is not None:
             raise self._error()
+
+    def _by_sockets(self, call):
+        def waiting(there):
+            self._say_missing(call, [rank for rank in range(self.n_ranks) if rank not in there], there)
+
+        _, self.given_up = self.comm.meet(None, call, self.limit, PATIENCE, waiting)
+
+    def _by_mpi(self, call):
         self.epoch += 1
         everybody = self.comm.Ibarrier()
         start = time.monotonic()
@@ -51,7 +63,7 @@ class BoundedBarrier:
         while not everybody.Test():
             self._listen(there)
             if self.given_up is not None:
-                raise self._error()
+                return
             now = time.monotonic()
             waited = now - start
             if asked is None and waited >= patience:
@@ -62,8 +74,6 @@ class BoundedBarrier:
                 self._report_missing(call, there)
             time.sleep(0 if waited < 1e-3 else min(waited / 20, _POLL))
         self._listen(there)  # the others may have been here and left
-        if self.given_up is not None:
-            raise self._error()
 
     def close(self):
         """Give the communicator back. Collective."""
@@ -77,7 +87,10 @@ class BoundedBarrier:
             self.given_up = call, missing, self.limit
             self._tell_all("given up", self.epoch, self.given_up)
         elif self.rank == min({*there, self.rank}):
-            say(f"shmemkit: {self._missing_text(call, missing, {*there, self.rank}, PATIENCE)}, waiting")
+            self._say_missing(call, missing, {*there, self.rank})
+
+    def _say_missing(self, call, missing, there):
+        say(f"shmemkit: {self._missing_text(call, missing, there, PATIENCE)}, waiting")
 
     def _missing_text(self, call, missing, there, waited):
         """It names ranks of the World."""

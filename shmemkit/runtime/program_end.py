@@ -1,8 +1,8 @@
 """When one rank fails, all end: nobody waits for a rank that will never come.
 
 An exception that nobody caught, or an exit with a status other than 0 under ``python -m mpi4py`` (as
-``shmemkit run`` starts programs), aborts the MPI program. A World that is alive at exit is finalized; when
-that fails, the exit status says so.
+``shmemkit run`` starts programs), aborts the program on all ranks. A World that is alive at exit is
+finalized; when that fails, the exit status says so.
 """
 
 import atexit
@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import Any
 
+from shmemkit.comm.choice import is_mpi
 from shmemkit.support.command_line import say
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -46,19 +47,19 @@ def _forget_ours(shown):
 
 
 class ExitHandler:
-    """Ends all ranks when this process, which has a World, fails, and finalizes the World at exit. `comm`:
-    mpi4py's communicator, or None for one rank."""
+    """Ends all ranks when this process, which has a World, fails, and finalizes the World at exit. `comm`: a
+    Communicator, or None for one rank."""
 
     def __init__(self, comm):
         self.comm = comm if comm is not None and comm.Get_size() > 1 else None
         self.world: Any = None
         self.status = 0  # the exit status that mpi4py was told, if not 0
         self._excepthook = sys.excepthook
+        self._mpi: Any = sys.modules["mpi4py.MPI"] if self.comm is not None and is_mpi(comm) else None
+        if self._mpi is not None:
+            self._set_abort_status = self._mpi._set_abort_status
+            self._mpi._set_abort_status = self._note_status
         if self.comm is not None:
-            from mpi4py import MPI
-
-            self._mpi: Any = MPI
-            self._set_abort_status, self._mpi._set_abort_status = MPI._set_abort_status, self._note_status
             sys.excepthook = self.fail
 
     def watch(self, world):
@@ -71,7 +72,7 @@ class ExitHandler:
         atexit.unregister(self._at_exit)
         if sys.excepthook == self.fail:
             sys.excepthook = self._excepthook
-        if self.comm is not None and self._mpi._set_abort_status == self._note_status:
+        if self._mpi is not None and self._mpi._set_abort_status == self._note_status:
             self._mpi._set_abort_status = self._set_abort_status
 
     def exit(self, status):

@@ -16,7 +16,6 @@ import itertools
 import math
 import os
 import pickle
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, overload
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, overload
 import numpy as np
 
 import shmemkit
+from shmemkit.comm import choice
 from shmemkit.support import notebook, settings, timeouts
 from shmemkit.support.agreement import check_equal, of_group, raise_alike, ranks_text, told
 from shmemkit.support.arrays import as_array, stream_of
@@ -31,16 +31,15 @@ from shmemkit.support.call_site import users_call
 from shmemkit.support.command_line import say
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import current_world, host_program
-from shmemkit.support.settings import integer, listed, n_bytes, one_of, shown
+from shmemkit.support.settings import integer, n_bytes, one_of, shown
 from shmemkit.support.trace_file import save, timeline_file
-from shmemkit.typing import AnyArray, AnyStream, Backend, Comm
+from shmemkit.typing import AnyArray, AnyStream, Backend, Comm, Communicator
 
 from .host_barrier import BoundedBarrier
 from .program_end import ExitHandler
 from .symmetric_memory import SymmetricMemory
 from .timeline import Timeline
 
-_COMM = ("Get_rank", "Get_size", "allgather", "bcast", "gather", "barrier")  # what ranks need of one
 T = TypeVar("T")
 WorldT = TypeVar("WorldT", bound="World")
 
@@ -63,7 +62,11 @@ def init(
 
     backend     "nvshmem" (GPUs), "emulator" (CPU) or "auto". "auto" takes SHMEMKIT_BACKEND if it is set, else
                 NVSHMEM if there are a GPU and nvshmem4py, else the emulator
-    comm        the mpi4py communicator of the ranks. Default: COMM_WORLD under mpirun or srun, else one rank
+    comm        the communicator of the ranks: mpi4py's, ``shmemkit.comm.from_env()``,
+                ``shmemkit.comm.from_torch(group)``, or an object of yours with the three methods of
+                ``shmemkit.typing.Comm``. Default, the first of these that there is: COMM_WORLD under mpirun,
+                or srun with PMI; PyTorch's ranks, if torch.distributed is initialized; from_env(), if
+                WORLD_SIZE (of torchrun, Ray, Kubernetes, or set by you) or Slurm says several ranks; one rank
     local_size  splits the ranks into logical nodes of this many consecutive ranks, so that multi-node kernels
                 run on one host. It must divide the number of ranks. Default: SHMEMKIT_LOCAL_SIZE, else the
                 number of ranks on this host
@@ -72,8 +75,8 @@ def init(
     finalize(); otherwise that happens at exit. If a failure on the emulator has ended the World of all ranks,
     init() makes a new one.
 
-    RuntimeError if this rank has a World already, if the backend cannot be used, or if mpirun or torchrun
-    started several ranks and MPI knows of one; TypeError or ValueError for wrong arguments.
+    RuntimeError if this rank has a World already, if the backend cannot be used, or if mpirun started several
+    ranks and MPI knows of one; TypeError or ValueError for wrong arguments; errors as of ``from_env``.
     """
     host, world = host_program(), current()
     if world is not None and world.backend.over:
@@ -90,7 +93,7 @@ def init(
                 f"init(): {who} asks for the backend 'nvshmem', but shmemkit.emu runs this program on the "
                 "emulator. Start it with mpirun to use GPUs"
             )
-        if comm is not None and _size_of(comm) != host.n_pes:
+        if comm is not None and choice.check("init()", comm) != host.n_pes:
             raise ValueError(
                 f"init(): comm has {comm.Get_size()} ranks; it must have all {host.n_pes} that "
                 "the emulator runs"
@@ -99,29 +102,20 @@ def init(
         return world
     name, reason = choose_backend(backend)
     if comm is not None:
-        _size_of(comm)
+        choice.check("init()", comm)
     if reason and name == "emulator" and "nvshmem4py" in reason:
         warnings.warn(f"shmemkit runs on the CPU emulator: {reason}", stacklevel=2)
-    if comm is None and launched_by_mpi():
-        from mpi4py import MPI
-
-        _check_launcher(MPI)
-        _check_torchrun(MPI.COMM_WORLD.Get_size())
-        comm = MPI.COMM_WORLD
-    elif comm is None:
-        _check_torchrun(1)
-    host.world = world = World(name, comm, local_size)
+    given = choice.default() if comm is None else comm
+    whole = None if given is None else choice.whole(given)
+    try:
+        host.world = world = World(name, whole, local_size)
+    except BaseException:
+        if whole is not given:
+            whole.Free()
+        raise
+    if whole is not given:
+        world._connections = whole
     return world
-
-
-def _size_of(comm):
-    """How many ranks `comm` has. TypeError if it is no communicator."""
-    if any(not callable(getattr(comm, name, None)) for name in _COMM):
-        raise TypeError(
-            f"init(): comm is {shown(comm)}; it must be an mpi4py communicator, or an object with "
-            f"its methods {listed(_COMM, 'and')}"
-        )
-    return comm.Get_size()
 
 
 def _asked_for(requested):
@@ -147,51 +141,6 @@ def choose_backend(requested="auto"):
             "pip install 'shmemkit[cu13]' (or cu12)"
         )
     return "nvshmem", f"{count} GPU{'s' * (count > 1)} found"
-
-
-_SIZES = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"  # of the launchers
-
-
-def _under_srun():
-    return "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ
-
-
-def launched_by_mpi():
-    """Whether mpirun or srun started this process, or the program imported mpi4py.MPI."""
-    by_mpirun = any(variable in os.environ for variable in (*_SIZES, "PMIX_RANK"))
-    return by_mpirun or _under_srun() or "mpi4py.MPI" in sys.modules
-
-
-def _check_launcher(MPI):
-    """RuntimeError if the launcher started several ranks, and each of them takes itself for the only one."""
-    if MPI.COMM_WORLD.Get_size() > 1:
-        return
-    # The shell of `srun --pty` has the variables of its step; what it starts is not a rank of that.
-    of_step = ("SLURM_STEP_NUM_TASKS",) if _under_srun() and "SLURM_PTY_PORT" not in os.environ else ()
-    sizes = {v: int(os.environ[v]) for v in (*_SIZES, *of_step) if os.environ.get(v, "").isdecimal()}
-    variable = max(sizes, key=sizes.__getitem__, default=None)
-    if variable is None or sizes[variable] < 2:
-        return
-    name, version = MPI.get_vendor()
-    raise RuntimeError(
-        f"init(): the launcher started {sizes[variable]} ranks ({variable}), but MPI's COMM_WORLD has one: "
-        f"the launcher is not of the MPI that mpi4py loads, {name} {'.'.join(map(str, version))}. Start the "
-        "ranks with 'shmemkit run -n N script.py', which finds the right launcher; 'shmemkit doctor' shows "
-        "what is installed. With srun, try --mpi=pmix or --mpi=pmi2. If one rank is what you want, call "
-        "init(comm=MPI.COMM_SELF)"
-    )
-
-
-def _check_torchrun(n_ranks):
-    """RuntimeError if torchrun started several processes, and each of them takes itself for the only rank."""
-    size = os.environ.get("WORLD_SIZE", "")
-    if n_ranks > 1 or not size.isdecimal() or int(size) < 2:
-        return
-    if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
-        raise RuntimeError(
-            f"init(): torchrun started {size} processes, but MPI knows of one. Start the script by "
-            f"'shmemkit run -n {size} script.py', or pass comm="
-        )
 
 
 def check_world(who, world, name="world"):
@@ -232,6 +181,7 @@ class World(SymmetricMemory):
                        too
     stream             a non-blocking stream that Numba, CuPy and cuda.core accept; CuPy's current stream
     comm               the mpi4py communicator, or one with its allgather, bcast, gather and barrier
+                       (``shmemkit.typing.Communicator``)
     backend            `.name` is "nvshmem" or "emulator"
 
     *Collective* methods are called by all ranks, in the same order. If host programs wait in different ones,
@@ -240,10 +190,11 @@ class World(SymmetricMemory):
     ``barrier``. Use it as a context manager, which finalizes it.
     """
 
-    comm: Comm
+    comm: Communicator
+    _connections: Any = None  # that ``init`` made for a communicator without
     _kind, _again = "World", "call shmemkit.init() again"
 
-    def __init__(self, backend: str, comm: Comm | None, local_size: int | None):
+    def __init__(self, backend: str, comm: Communicator | None, local_size: int | None):
         limit = timeouts.default()  # a bad one is refused before anything is initialized
         self._timeline, self._timeline_file = None, timeline_file("SHMEMKIT_TIMELINE")
         self.finalized = False
@@ -378,8 +329,6 @@ class World(SymmetricMemory):
         """``check()`` -> (bytes of heap, what this rank asks for), or raises."""
         size = request = error = None
         try:
-            if not hasattr(self.comm, "Split"):
-                raise TypeError(f"{call}(): the communicator of this {self._kind} has no Split()")
             size, request = check()
         except (TypeError, ValueError) as e:
             error = e
@@ -392,8 +341,7 @@ class World(SymmetricMemory):
         number, slab = self._splits, self.backend.new_slab(size)
         self._slabs[number] = slab
         position = [rank for _, rank in members].index(self.rank)
-        whole: Any = self.comm
-        comm = whole.Split(len(colors) if color is None else colors.index(color), position)
+        comm = self.comm.Split(len(colors) if color is None else colors.index(color), position)
         group = None
         if color is None:
             comm.Free()
@@ -596,6 +544,8 @@ class World(SymmetricMemory):
         self.finalized = True
         self.kept.clear()
         self._exit_handler.forget()
+        if self._connections is not None:
+            self._connections.Free()
         if self._host.world is self:
             self._host.world, self._host.ended = None, True
 
@@ -714,7 +664,13 @@ class Group(World):
     _kind, _again = "group", "make a new one with World.split()"
 
     def __init__(
-        self, parent: World, number: int, ranks: Sequence[int], comm: Comm, slab: Any, key: tuple[int, int]
+        self,
+        parent: World,
+        number: int,
+        ranks: Sequence[int],
+        comm: Communicator,
+        slab: Any,
+        key: tuple[int, int],
     ):  # see World.split
         self._parent, self._world, self._number = parent, parent.world, number
         self._ranks = tuple(parent.ranks[rank] for rank in ranks)
@@ -788,8 +744,7 @@ class Group(World):
         if self._bounded_barrier is not None:
             self._bounded_barrier.close()
         self.backend.end_group()
-        comm: Any = self.comm
-        comm.Free()
+        self.comm.Free()
         if self in self._parent._groups:
             self._parent._groups.remove(self)
         self._parent._unused.add(self._number)

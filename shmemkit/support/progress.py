@@ -36,7 +36,7 @@ _FORMATS = {
     (False, True): "{desc}: {n_fmt} {unit}, {elapsed}{postfix}",
     (False, False): "{desc}, {elapsed}{postfix}",
 }
-_RANKS = "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"
+_RANKS = "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID", "RANK"
 _first = all(os.environ.get(variable, "0") == "0" for variable in _RANKS)
 
 end_line = None  # () -> None: called before the line is first drawn, to end one that others have started

@@ -18,6 +18,7 @@ VARIABLES = (  # the last three are of shmemkit's own tests
         "SHMEMKIT_PROGRESS",
         "SHMEMKIT_TIMELINE",
     ),
+    *("SHMEMKIT_SECRET", "SHMEMKIT_PORT"),
     *("SHMEMKIT_MPIRUN", "SHMEMKIT_PYTHON", "SHMEMKIT_REQUIRE_PTXAS", "SHMEMKIT_LIST_SKIPPED"),
     "SHMEMKIT_MACHINE_CODE",
 )

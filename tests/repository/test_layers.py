@@ -17,6 +17,7 @@ LAYERS = (
     "shmemkit.typing",
     "shmemkit",  # the version, and a table of public names: it imports nothing until it is asked for one
     "shmemkit.support",
+    "shmemkit.comm",
     "shmemkit.compiler",
     "shmemkit.emu",
     "shmemkit.device.emulator",

@@ -15,7 +15,7 @@ import shmemkit as sk
 from shmemkit import device
 from shmemkit.backends import nvshmem
 from shmemkit.backends.emulator import EmulatorBackend
-from shmemkit.backends.single_comm import SingleComm
+from shmemkit.comm import SingleComm
 from shmemkit.device.shmem import peers
 from shmemkit.emu import EmulatorError, UseAfterFreeError
 from shmemkit.runtime import gpu_timeline

@@ -16,7 +16,7 @@ import pytest
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.backends.single_comm import SingleComm
+from shmemkit.comm import SingleComm
 from shmemkit.device import num_ranks, rank, symm_at
 from shmemkit.runtime.world import choose_backend
 

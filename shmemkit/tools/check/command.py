@@ -19,10 +19,11 @@ from typing import Any
 import shmemkit as sk
 from shmemkit import __version__
 from shmemkit.bench.refusal import Refused, agreed
+from shmemkit.comm.choice import launched
 from shmemkit.compiler import jit_cache
 from shmemkit.compiler.machine_code import compiled_kernels
 from shmemkit.emu.errors import EmulatorError
-from shmemkit.runtime.world import choose_backend, launched_by_mpi
+from shmemkit.runtime.world import choose_backend
 from shmemkit.support import timeouts
 from shmemkit.support.command_line import say
 from shmemkit.support.gpus import n_gpus
@@ -110,7 +111,7 @@ def main(arguments):
     """Run the command in the ranks that there are, or start some. -> exit status, the same on all ranks"""
     options = parse(arguments)
     host = host_program()
-    if host.n_pes is not None or launched_by_mpi():
+    if host.n_pes is not None or launched():
         return check(options)
     backend, _ = choose_backend()
     if backend == "emulator":

@@ -1,0 +1,110 @@
+"""What the variables of torchrun, Ray, Kubernetes, Slurm, or a program of yours say of the ranks."""
+
+import hashlib
+import ipaddress
+import os
+from dataclasses import dataclass
+from typing import Any
+
+MPI_SIZES = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"  # of mpirun
+MPI_RANKS = "PMIX_RANK", "PMI_RANK", "PMI_FD"
+_JOB = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID"
+NEEDED = (
+    "Each rank needs RANK (its number, from 0), WORLD_SIZE (how many there are), and MASTER_ADDR and "
+    "MASTER_PORT (where rank 0 is: 127.0.0.1 on one host)"
+)
+
+
+@dataclass
+class Told:
+    """What this process is told: `rank` of `size` ranks, as the variable `by` says."""
+
+    rank: int | None
+    size: int
+    by: str
+
+
+def under_torchrun():
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def under_srun():
+    """Whether srun started this process as a rank; what a shell of `srun --pty` starts is none."""
+    step = "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ
+    return step and "SLURM_PTY_PORT" not in os.environ
+
+
+def on_one_node():
+    """Whether srun started this process and all other ranks on one host."""
+    return under_srun() and os.environ.get("SLURM_STEP_NUM_NODES") == "1"
+
+
+def has_pmi():
+    return any(variable in os.environ for variable in (*MPI_SIZES, *MPI_RANKS))
+
+
+def read() -> Told | None:
+    """-> what the variables say, or None: nothing. ValueError if they are no numbers."""
+    size, by = _integer("WORLD_SIZE", 1), "WORLD_SIZE"
+    # An mpirun may start its own processes by srun: the ranks have the variables of that, too.
+    by_srun = under_srun() and "OMPI_COMM_WORLD_SIZE" not in os.environ
+    slurm = _integer("SLURM_STEP_NUM_TASKS", 1) if by_srun else None
+    if size is None:
+        size, by = slurm, "SLURM_STEP_NUM_TASKS"
+    if size is None:
+        return None
+    rank = _integer("RANK", 0)
+    if rank is None:
+        rank = _integer("JOB_COMPLETION_INDEX", 0)  # of Kubernetes
+    if rank is None and slurm == size:
+        rank = _integer("SLURM_PROCID", 0)
+    if rank is not None and rank >= size:
+        raise ValueError(f"this is rank {rank}, but {by} is {size}: ranks are 0 to {size - 1}")
+    return Told(rank, size, by)
+
+
+def _integer(variable, least, most=None) -> Any:
+    text = os.environ.get(variable, "").strip()
+    if text and (not text.isdecimal() or int(text) < least or int(text) > (most or int(text))):
+        wanted = f"{least} or more" if most is None else f"{least} to {most}"
+        raise ValueError(f"{variable} is {text!r}; it must be an integer, {wanted}")
+    return int(text) if text else None
+
+
+def rendezvous(who, told):
+    """-> (address, secret) by which the ranks find each other: see `sockets.listen`. ValueError if the
+    environment does not say it."""
+    host, port = os.environ.get("MASTER_ADDR", "").strip(), _integer("MASTER_PORT", 1, 65535)
+    secret = os.environ.get("SHMEMKIT_SECRET", "")
+    if told.rank is None:
+        raise ValueError(
+            f"{who}: {told.by} says that there are {told.size} ranks, but not which this is. {NEEDED}"
+        )
+    if secret:
+        if len(secret) < 8:
+            raise ValueError(f"{who}: SHMEMKIT_SECRET has {len(secret)} characters; it must have 8 or more")
+        ours = _integer("SHMEMKIT_PORT", 1, 65535)
+        if not host or port is ours is None:
+            raise ValueError(
+                f"{who}: there are {told.size} ranks ({told.by}), but not where rank 0 is. {NEEDED}"
+            )
+        port = port or 0
+        return (host, ours or (port + 1 if port < 65535 else port - 1)), secret.encode()
+    one_node = on_one_node() and not under_torchrun()
+    if not one_node and (not host or port is None):
+        raise ValueError(f"{who}: there are {told.size} ranks ({told.by}), but not where rank 0 is. {NEEDED}")
+    if not (one_node or _is_loopback(host) or _integer("LOCAL_WORLD_SIZE", 1) == told.size):
+        raise ValueError(
+            f"{who}: MASTER_ADDR is {host!r}, so ranks may be on several hosts, where others can reach them, "
+            "too. Set SHMEMKIT_SECRET on all ranks to the same text, which nobody else knows, such as "
+            "`openssl rand -hex 16` prints; or, if all ranks are on one host, MASTER_ADDR=127.0.0.1"
+        )
+    job = "|".join([host, str(port), str(told.size), *(os.environ.get(name, "") for name in _JOB)])
+    return f"\0shmemkit-{os.getuid()}-{hashlib.sha256(job.encode()).hexdigest()[:16]}".encode(), b""
+
+
+def _is_loopback(host):
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
