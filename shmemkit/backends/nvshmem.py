@@ -8,6 +8,7 @@ import re
 import threading
 from typing import Any
 
+from shmemkit.comm import environment
 from shmemkit.comm.communicator import SingleComm
 from shmemkit.compiler import kernel_cache
 from shmemkit.compiler.numba_internals import Module
@@ -196,8 +197,8 @@ class NvshmemBackend:
         """The number of this rank's GPU among those visible: all of the host's, or this rank's own."""
         error, device, uuid, count = None, None, None, 0
         try:
-            count = _count_devices()
-            device = local_rank % count
+            count, told = _count_devices(), environment.local_rank(self.n_ranks)
+            device = (local_rank if told is None else told) % count
             uuid = _uuid(device)
         except RuntimeError as e:
             error = str(e)

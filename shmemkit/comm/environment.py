@@ -71,35 +71,35 @@ def _integer(variable, least, most=None) -> Any:
     return int(text) if text else None
 
 
+def local_rank(n_ranks):
+    """-> LOCAL_RANK, if its launcher started `n_ranks`; else None"""
+    told = read()
+    return _integer("LOCAL_RANK", 0) if told is not None and told.size == n_ranks > 1 else None
+
+
 def rendezvous(who, told):
     """-> (address, secret) by which the ranks find each other: see `sockets.listen`. ValueError if the
     environment does not say it."""
     host, port = os.environ.get("MASTER_ADDR", "").strip(), _integer("MASTER_PORT", 1, 65535)
-    secret = os.environ.get("SHMEMKIT_SECRET", "")
+    secret, ours = os.environ.get("SHMEMKIT_SECRET", ""), _integer("SHMEMKIT_PORT", 1, 65535)
+    said = f"{who}: there are {told.size} ranks ({told.by})"
+    srun = ". Or let MPI bring them together: srun --mpi=pmix or --mpi=pmi2" if under_srun() else ""
     if told.rank is None:
-        raise ValueError(
-            f"{who}: {told.by} says that there are {told.size} ranks, but not which this is. {NEEDED}"
-        )
+        raise ValueError(f"{said}, but no variable says which of them this is. {NEEDED}{srun}")
+    alone = on_one_node() and not under_torchrun() and not secret
+    if not alone and (not host or (port is None and ours is None)):
+        raise ValueError(f"{said}, but no variable says where rank 0 is. {NEEDED}{srun}")
     if secret:
         if len(secret) < 8:
             raise ValueError(f"{who}: SHMEMKIT_SECRET has {len(secret)} characters; it must have 8 or more")
-        ours = _integer("SHMEMKIT_PORT", 1, 65535)
-        if not host or port is ours is None:
-            raise ValueError(
-                f"{who}: there are {told.size} ranks ({told.by}), but not where rank 0 is. {NEEDED}"
-            )
-        port = port or 0
-        return (host, ours or (port + 1 if port < 65535 else port - 1)), secret.encode()
-    one_node = on_one_node() and not under_torchrun()
-    if not one_node and (not host or port is None):
-        raise ValueError(f"{who}: there are {told.size} ranks ({told.by}), but not where rank 0 is. {NEEDED}")
-    if not (one_node or _is_loopback(host) or _integer("LOCAL_WORLD_SIZE", 1) == told.size):
+        return (host, ours or int(port or 0) % 65535 + 1), secret.encode()
+    if not (alone or _is_loopback(host) or _integer("LOCAL_WORLD_SIZE", 1) == told.size):
         raise ValueError(
             f"{who}: MASTER_ADDR is {host!r}, so ranks may be on several hosts, where others can reach them, "
             "too. Set SHMEMKIT_SECRET on all ranks to the same text, which nobody else knows, such as "
             "`openssl rand -hex 16` prints; or, if all ranks are on one host, MASTER_ADDR=127.0.0.1"
         )
-    job = "|".join([host, str(port), str(told.size), *(os.environ.get(name, "") for name in _JOB)])
+    job = "|".join([host, str(port), *(os.environ.get(name, "") for name in _JOB)])
     return f"\0shmemkit-{os.getuid()}-{hashlib.sha256(job.encode()).hexdigest()[:16]}".encode(), b""
 
 

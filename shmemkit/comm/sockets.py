@@ -351,7 +351,7 @@ class Link:
             self.answers[key] = (what, *rest)
             self.news.notify_all()
 
-    def _take(self, rank, what, key=None, *rest):
+    def _take(self, rank, what, key: Any = None, *rest):
         """The hub has a message of `rank`. A key: (ranks, number of the communicator, number of the call)"""
         with self.lock:
             if what == "join":

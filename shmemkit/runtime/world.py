@@ -106,7 +106,7 @@ def init(
     if reason and name == "emulator" and "nvshmem4py" in reason:
         warnings.warn(f"shmemkit runs on the CPU emulator: {reason}", stacklevel=2)
     given = choice.default() if comm is None else comm
-    whole = None if given is None else choice.whole(given)
+    whole: Any = None if given is None else choice.whole(given)
     try:
         host.world = world = World(name, whole, local_size)
     except BaseException:

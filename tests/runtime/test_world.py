@@ -1,6 +1,7 @@
 """The life of a World on the emulator: init, finalize, ranks and nodes, barriers."""
 
 import importlib.machinery
+import importlib.util
 import io
 import os
 import re
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from numba import cuda
+from started import OF_LAUNCHERS
 
 import shmemkit as sk
 from shmemkit.comm import SingleComm
@@ -81,19 +83,9 @@ def test_only_public_names_are_listed():
 
 # ---- init and finalize
 
-SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}
-
 
 @pytest.mark.parametrize(
-    ("launched", "started"),
-    [
-        ({"PMI_SIZE": "3", "OMPI_COMM_WORLD_SIZE": "1"}, 3),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "4"}, 4),
-        ({"PMI_SIZE": "1", "PMIX_RANK": "0"}, 0),
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, 0),  # a batch script
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, 0),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PTY_PORT": "4000"}, 0),  # srun --pty bash
-    ],
+    ("launched", "started"), [({"PMI_SIZE": "3"}, 3), ({"PMI_SIZE": "1", "PMIX_RANK": "0"}, 0)]
 )
 def test_a_launcher_of_another_mpi_is_refused(monkeypatch, launched, started):
     """Each rank would take itself for the only one."""
@@ -105,8 +97,7 @@ def test_a_launcher_of_another_mpi_is_refused(monkeypatch, launched, started):
         COMM_WORLD = comm
         get_vendor = staticmethod(lambda: ("Open MPI", (5, 0, 8)))
 
-    for name in [n for n in os.environ if n.startswith(("OMPI_", "PMI", "MPI_", "SLURM_"))]:
-        monkeypatch.delenv(name)
+    _no_launcher(monkeypatch)
     monkeypatch.setattr(os, "environ", os.environ | launched)
     monkeypatch.setattr("mpi4py.MPI", MPI, raising=False)
     if started:
@@ -118,22 +109,39 @@ def test_a_launcher_of_another_mpi_is_refused(monkeypatch, launched, started):
         sk.init("emulator").finalize()
 
 
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+def _no_launcher(monkeypatch):
+    for name in os.environ:
+        if OF_LAUNCHERS.match(name) or name.startswith(("OMPI_", "PMI", "MPI_", "SLURM_")):
+            monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("started", [TORCHRUN, TORCHRUN | {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "2"}])
-def test_torchrun_starts_no_ranks(monkeypatch, started):
-    for name in [*(n for n in os.environ if n.startswith(("OMPI_", "PMI", "MPI_", "SLURM_"))), *TORCHRUN]:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in started.items():
+def test_without_mpi4py(monkeypatch):
+    """One rank needs none; where mpirun started several, the error says what to do."""
+    _no_launcher(monkeypatch)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mpi4py"]:
+        monkeypatch.delitem(sys.modules, name)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "mpi4py" else find(name))
+    sk.init("emulator").finalize()
+    assert "mpi4py" not in sys.modules
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="started 2 ranks .* but mpi4py is not installed: .*with torchrun"):
+        sk.init("emulator")
+
+
+@pytest.mark.parametrize("by", [{"RANK": "1"}, {"RANK": "1", "LOCAL_RANK": "1"}, {}])
+def test_world_size_is_never_ignored(monkeypatch, by):
+    """Whoever set it: one rank of several is no World of its own."""
+    _no_launcher(monkeypatch)
+    for name, value in ({"WORLD_SIZE": "2"} | by).items():
         monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"there are 2 ranks \(WORLD_SIZE\), but no variable says wh"):
+        sk.init("emulator")
     with sk.init("emulator", comm=SingleComm()) as world:
         assert world.n_ranks == 1
-    if started is TORCHRUN:
-        with pytest.raises(RuntimeError, match="started 2 processes, but MPI knows of one.*run -n 2 script"):
-            sk.init("emulator")
-    else:
-        sk.init("emulator").finalize()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.delenv("RANK", raising=False)
+    sk.init("emulator").finalize()
 
 
 def test_a_single_rank():
@@ -354,7 +362,7 @@ class Ranks:
     def Get_size(self):
         return self.size
 
-    Get_rank = allgather = bcast = gather = barrier = Get_size
+    Get_rank = allgather = Get_size
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,165 @@
+"""A launch counts when 4 ranks make a right all-reduce, a rank killed by -9 ends the others in 5 s, and an
+exception of rank 1 is read on the terminal: under torchrun, and with the variables of other launchers."""
+
+import importlib.util
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from started import Job, clean, free_port, plain
+
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np
+import shmemkit as sk
+
+how = sys.argv[1]
+{before}
+with sk.init({arguments}) as world:
+    rank, n = world.rank, world.n_ranks
+    total = sk.all_reduce(np.full(8, rank + 1.0, "float32"))
+    assert n == 4 and (total == 10).all() and type(world.comm).__name__ == "SocketComm"
+    group = world.split(rank % 2)
+    both = sk.all_reduce(np.full(8, rank + 1.0, "float32"), group=group)
+    assert (both == (6 if rank % 2 else 4)).all() and group.comm.allgather(rank) == list(group.ranks)
+    world.print(f"rank {{rank}} of {{n}} is right")
+    if how == "raise" and rank == 1:
+        raise ValueError("boom of rank 1")
+    if how == "kill" and rank == 2:
+        print(f"killed at {{time.time()}}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how != "well":
+        time.sleep(60)
+"""
+OWN_COMM = """
+import pathlib, pickle
+
+class Files:
+    '''A communicator by files in a folder.'''
+
+    def __init__(self, folder, rank, size):
+        self.folder, self.rank, self.size, self.calls = pathlib.Path(folder), rank, size, 0
+
+    def Get_rank(self):
+        return self.rank
+
+    def Get_size(self):
+        return self.size
+
+    def allgather(self, value):
+        self.calls += 1
+        mine = self.folder / f"{self.calls}.{self.rank}"
+        mine.with_suffix(".new").write_bytes(pickle.dumps(value))
+        mine.with_suffix(".new").rename(mine.with_suffix(f".{self.rank}"))
+        names = [self.folder / f"{self.calls}.{rank}" for rank in range(self.size)]
+        while not all(name.exists() for name in names):
+            time.sleep(0.01)
+        return [pickle.loads(name.read_bytes()) for name in names]
+"""
+
+
+def ray(rank, n, port):
+    """As Ray Train: the address is that of the host."""
+    others = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(n), "NODE_RANK": "0"}
+    return plain(rank, n, port) | others | {"MASTER_ADDR": socket.gethostname()}
+
+
+def kubernetes(rank, n, port):
+    """An indexed Job; the pods' secret is one of the cluster's."""
+    said = {name: text for name, text in plain(rank, n, port).items() if name != "RANK"}
+    return said | {"JOB_COMPLETION_INDEX": str(rank), "SHMEMKIT_SECRET": "from a Secret of the cluster"}
+
+
+def own(rank, n, port):
+    """No variable that shmemkit knows."""
+    return {"MY_RANK": str(rank)}
+
+
+def torchrun(how, before, arguments):
+    """-> (exit status, output of all ranks)"""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(PROGRAM.format(before=before, arguments=arguments))
+        script.flush()
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4"]
+        command += [f"--master-port={free_port()}", script.name, how]
+        job = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=60)
+    return job.returncode, job.stdout + job.stderr
+
+
+def loop(of, how, before, arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(4, PROGRAM.format(before=before, arguments=arguments), how, of=of, FOLDER=folder)
+        found = job.ended()
+    statuses = [status for status, _ in found.values()]
+    if how == "kill":
+        assert statuses == [1, 1, -9, 1], found
+    return max(statuses), "".join(output for _, output in found.values())
+
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch: torchrun")
+GLOO = "import torch.distributed; torch.distributed.init_process_group('gloo')"
+FILES = OWN_COMM + "comm = Files(os.environ['FOLDER'], int(os.environ['MY_RANK']), 4)"
+LAUNCHERS = {
+    "plain": (plain, "", ""),
+    "ray": (ray, "", ""),
+    "kubernetes": (kubernetes, "", ""),
+    "own_comm": (own, FILES, "comm=comm"),
+    "torchrun": (torchrun, "", ""),
+    "torchrun_gloo": (torchrun, GLOO, ""),
+    "from_torch": (torchrun, GLOO, "comm=sk.comm.from_torch(torch.distributed.new_group())"),
+}
+PARAMETERS = [
+    pytest.param(name, marks=needs_torch if way is torchrun else ()) for name, (way, *_) in LAUNCHERS.items()
+]
+
+
+@pytest.mark.processes(5)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["well", "raise", "kill"])
+@pytest.mark.parametrize("launcher", PARAMETERS)
+def test_launch(launcher, how):
+    way, *rest = LAUNCHERS[launcher]
+    status, output = torchrun(how, *rest) if way is torchrun else loop(way, how, *rest)
+    now = time.time()
+    assert all(f"rank {rank} of 4 is right" in output for rank in range(4)), output
+    assert (status == 0) == (how == "well"), output
+    if how == "raise":
+        assert "shmemkit: rank 1 of 4 failed\nTraceback" in output and "ValueError: boom of rank 1" in output
+    if how == "kill":
+        assert "rank 0: rank 2 has died: its connection is lost. All ranks end" in output
+        assert now - float(output.partition("killed at ")[2].split()[0]) < 5
+
+
+@pytest.mark.processes(2)
+def test_two_ranks_without_mpi():
+    code = """
+        import sys
+        import shmemkit as sk
+        for _ in range(2):  # World after World
+            with sk.init() as world:
+                print(world.host_allgather(world.rank))
+        assert "mpi4py" not in sys.modules
+        """
+    for status, output in Job(2, code).ended().values():
+        assert status == 0 and output == "[0, 1]\n" * 2
+
+
+@pytest.mark.parametrize("answer", ["ranks of another", "too few"])
+def test_a_communicator_that_is_wrong(answer):
+    import shmemkit as sk
+
+    class Wrong:
+        def Get_rank(self):
+            return 0
+
+        def Get_size(self):
+            return 2
+
+        def allgather(self, value, /):
+            return [value, value] if answer != "too few" else [value]
+
+    with pytest.raises(ValueError, match=r"comm\.allgather\(\) of each rank's number returned \[0"):
+        sk.init("emulator", comm=Wrong())
