@@ -15,7 +15,7 @@ import shmemkit.typing
 from shmemkit.compat import libshmem_device, triton_distributed
 from shmemkit.device import swizzle
 
-PACKAGES = (sk, sk.emu, sk.device, sk.notebook)
+PACKAGES = (sk, sk.comm, sk.emu, sk.device, sk.notebook)
 
 
 def functions():
