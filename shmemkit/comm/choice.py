@@ -10,7 +10,6 @@ from typing import Any
 
 from shmemkit.support.settings import listed, shown
 from shmemkit.support.timeouts import as_seconds
-from shmemkit.support.timeouts import default as default_timeout
 from shmemkit.typing import Comm, Communicator
 
 from . import environment
@@ -100,7 +99,7 @@ def _check_alone(world):
     )
 
 
-def from_env(timeout: float | None = None) -> Communicator:
+def from_env(timeout: float = START) -> Communicator:
     """Return the communicator of the ranks that the environment's variables name, without MPI. Collective.
 
     RANK, WORLD_SIZE         this rank's number, from 0, and how many there are. torchrun, Ray Train and
@@ -113,8 +112,7 @@ def from_env(timeout: float | None = None) -> Communicator:
                              it, rank 0 listens on MASTER_ADDR's port MASTER_PORT + 1, since PyTorch uses
                              MASTER_PORT; or on SHMEMKIT_PORT. Other ranks prove that they know the secret
 
-    timeout  seconds that all ranks have to come; default: SHMEMKIT_TIMEOUT, else 300. RankTimeout names those
-             that have not
+    timeout  seconds that all ranks have to come. RankTimeout, on all that did, names those that have not
 
     When a rank dies, all others end. Without these variables, or with WORLD_SIZE=1, it is one rank. A second
     call returns the same communicator.
@@ -123,9 +121,9 @@ def from_env(timeout: float | None = None) -> Communicator:
     PermissionError for another secret; OSError if the port is in use.
     """
     global _of_env
-    if _of_env is not None and _of_env.link.closed is None:
+    if _of_env is not None and (_of_env.link.closed is None or _of_env.link.forked_from is not None):
         return _of_env
-    limit = (default_timeout() or START) if timeout is None else as_seconds(timeout, "from_env(): timeout")
+    limit = as_seconds(timeout, "from_env(): timeout")
     told = environment.read()
     if told is None or told.size == 1:
         return SingleComm()
@@ -140,8 +138,6 @@ def from_env(timeout: float | None = None) -> Communicator:
 
 
 def _cannot_listen(who, address, error):
-    if isinstance(error, socket.gaierror):
-        return OSError(f"{who}: MASTER_ADDR is {address[0]!r}, which is not known here: {error}")
     if error.errno == errno.EADDRINUSE:
         instead = "MASTER_PORT" if isinstance(address, bytes) else "SHMEMKIT_PORT"
         other = f"Another program uses it. Choose another {instead}, the same on all ranks"
@@ -240,7 +236,7 @@ def whole(comm: Any) -> Any:
             addresses = [(name, listener.getsockname()[1]) for name in _names()]
         offer = addresses, secret.encode()
     addresses, secret = comm.allgather(offer)[0]
-    return _linked(listener, addresses, secret, rank, size, default_timeout() or START, "init()")
+    return _linked(listener, addresses, secret, rank, size, START, "init()")
 
 
 def _host():

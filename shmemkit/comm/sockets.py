@@ -119,7 +119,8 @@ def _admit(sock, secret):
     with contextlib.suppress(EOFError, ConnectionError):
         if hmac.compare_digest(_receive(sock, 32, deadline), _proof(secret, b"rank", hello, nonce)):
             return rank, size
-    say(f"shmemkit: a process that calls itself rank {rank} has another SHMEMKIT_SECRET, or has gone")
+    if secret:
+        say(f"shmemkit: a process that calls itself rank {rank} has another SHMEMKIT_SECRET, or has gone")
     raise PermissionError
 
 
@@ -146,13 +147,15 @@ def listen(address):
         listener.listen(1024)
         return listener
     host, port = address
-    if host:
-        for family, *_, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            try:
-                return socket.create_server(where[:2], family=family, backlog=1024)
-            except OSError as error:  # a service's address, which this host does not have
-                if error.errno != errno.EADDRNOTAVAIL:
-                    raise
+    known = []
+    with contextlib.suppress(socket.gaierror):  # a service's name may be known only once this is ready
+        known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM) if host else []
+    for family, *_, where in known:
+        try:
+            return socket.create_server(where[:2], family=family, backlog=1024)
+        except OSError as error:  # a service's address, which this host does not have
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", port), family=family, backlog=1024, dualstack_ipv6=both)
@@ -285,11 +288,12 @@ class Link:
         self.rounds: dict[Any, dict[int, bytes]] = {}  # of the hub: who has come to each call
         self.given_up: dict[Any, Any] = {}
         self.left: set[int] = set()
-        self.closed = None  # why it can no longer be used
+        self.closed: str | None = None  # why it can no longer be used
+        self.forked_from: int | None = None
         self.selector = selectors.DefaultSelector()
         for peer, sock in peers.items():
             self.selector.register(sock, selectors.EVENT_READ, peer)
-        threading.Thread(target=self._listen, name="shmemkit-ranks", daemon=True).start()
+        threading.Thread(target=self._run, name="shmemkit-ranks", daemon=True).start()
         atexit.register(self.close)
         _links.add(self)
 
@@ -394,6 +398,14 @@ class Link:
         if but != 0:
             _end(status)
 
+    def _run(self):
+        try:
+            self._listen()
+        except BaseException as error:
+            if self.closed is None:  # nobody would answer any more
+                say(f"shmemkit: rank {self.rank}: its connections failed: {type(error).__name__}: {error}")
+                self._end_all(1) if self.rank == 0 else _end(1)
+
     def _listen(self):
         while True:
             for event, _ in self.selector.select():
@@ -428,6 +440,7 @@ class Link:
 
     def forked(self):
         """In a child of this process: the connections are the parent's."""
+        self.forked_from = self.rank
         self.closed = f"this process is a child (fork) of rank {self.rank}: only that rank may call shmemkit"
         self.selector.close()
         for sock in self.peers.values():

@@ -15,7 +15,7 @@ from shmemkit.comm import choice, environment
 MEET = """
 import os, sys, time
 from shmemkit.comm import from_env
-comm = from_env()
+comm = from_env(*map(float, sys.argv[1:]))
 print(comm.allgather(comm.Get_rank()), from_env() is comm, flush=True)
 """
 SECRET = "a secret of the tests"
@@ -131,7 +131,7 @@ def test_ranks_meet(secret):
 
 @pytest.mark.processes(1)
 def test_a_rank_that_never_comes_is_named():
-    found = Job(3, MEET, ranks=[0, 2], SHMEMKIT_TIMEOUT="1.5").ended()
+    found = Job(3, MEET, "1.5", ranks=[0, 2]).ended()
     text = "rank 1 of 3 has not come to from_env() within 1.5 s; ranks 0 and 2 are there. Are all ranks"
     assert all(status == 1 and f"RankTimeout: {text}" in output for status, output in found.values()), found
 
@@ -139,7 +139,7 @@ def test_a_rank_that_never_comes_is_named():
 @pytest.mark.processes(1)
 @pytest.mark.parametrize("secret", [{}, {"SHMEMKIT_SECRET": SECRET}], ids=["one_host", "tcp"])
 def test_rank_0_never_comes(secret):
-    ((status, output),) = Job(2, MEET, ranks=[1], SHMEMKIT_TIMEOUT="0.5", **secret).ended().values()
+    ((status, output),) = Job(2, MEET, "0.5", ranks=[1], **secret).ended().values()
     assert status == 1, output
     assert "rank 0 of 2 has not come to from_env() within 0.5 s; rank 1 is there, and looks at" in output
 
@@ -149,7 +149,7 @@ def test_another_secret():
     def of(rank, n, port):
         return plain(rank, n, port) | {"SHMEMKIT_SECRET": SECRET + str(rank)}
 
-    found = Job(2, MEET, of=of, SHMEMKIT_TIMEOUT="1.5").ended()
+    found = Job(2, MEET, "1.5", of=of).ended()
     assert "PermissionError: from_env(): SHMEMKIT_SECRET is not that of rank 0. Set it" in found[1][1], found
     assert "a process that calls itself rank 1 has another SHMEMKIT_SECRET" in found[0][1]
     assert "RankTimeout: rank 1 of 2 has not come" in found[0][1]
@@ -167,7 +167,7 @@ def test_ranks_disagree(wrong, said):
     def of(rank, n, port):
         return plain(rank, n, port) | (wrong if rank == 2 else {})
 
-    found = Job(3, MEET, of=of, SHMEMKIT_TIMEOUT="1.5").ended()
+    found = Job(3, MEET, "1.5", of=of).ended()
     assert said in found[0][1] and "RankTimeout: rank 2 of 3 has not come" in found[0][1], found
     assert any(f"RuntimeError: from_env(): {said}" in found[rank][1] for rank in (1, 2)), found
 
@@ -187,7 +187,7 @@ def test_the_port_is_in_use():
                 sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         threading.Thread(target=answer, daemon=True).start()
-        found = Job(2, MEET, port=port, SHMEMKIT_SECRET=SECRET, SHMEMKIT_TIMEOUT="5").ended()
+        found = Job(2, MEET, "5", port=port, SHMEMKIT_SECRET=SECRET).ended()
         other.shutdown(socket.SHUT_RDWR)
     at = f"127.0.0.1, port {port + 1}"
     assert (
@@ -199,9 +199,9 @@ def test_the_port_is_in_use():
 @pytest.mark.processes(1)
 def test_another_job_has_this_port():
     """On one host, too, though it takes no port."""
-    job = Job(2, MEET + "time.sleep(0 if comm.rank else 1.5)", ranks=[0], SHMEMKIT_TIMEOUT="8")
+    job = Job(2, MEET + "time.sleep(0 if comm.rank else 1.5)", "8", ranks=[0])
     time.sleep(0.8)
-    second = Job(2, MEET, ranks=[0], port=job.port, SHMEMKIT_TIMEOUT="8").ended()
+    second = Job(2, MEET, "8", ranks=[0], port=job.port).ended()
     assert "rank 0 cannot listen at the Unix socket shmemkit-" in second[0][1], second
     assert "Choose another MASTER_PORT" in second[0][1]
     rest = Job(2, MEET, ranks=[1], port=job.port).ended()
