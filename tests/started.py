@@ -37,13 +37,16 @@ def plain(rank, n, port):
 
 
 class Job:
-    """`n` ranks that run `code`, or only those of `ranks`, each with the variables ``of(rank, n, port)``."""
+    """`n` ranks that run `code`, or only those of `ranks`, each with the variables ``of(rank, n, port)``, and
+    ``before(rank)`` before the command."""
 
-    def __init__(self, n, code, *arguments, ranks=None, of=plain, port=None, **variables):
+    def __init__(
+        self, n, code, *arguments, ranks=None, of=plain, port=None, before=lambda rank: [], **variables
+    ):
         self.port, self.since = port or free_port(), time.monotonic()
         self.processes = {
             rank: subprocess.Popen(
-                [sys.executable, "-c", textwrap.dedent(code), *arguments],
+                [*before(rank), sys.executable, "-c", textwrap.dedent(code), *arguments],
                 env=clean(**of(rank, n, self.port), **variables),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -1,8 +1,11 @@
 """``shmemkit.comm.from_env``: ranks that the environment's variables bring together, and what goes wrong."""
 
 import os
+import re
+import shutil
 import signal
 import socket
+import subprocess
 import textwrap
 import threading
 import time
@@ -256,3 +259,79 @@ def test_a_child_of_a_rank():
     for rank, (status, output) in Job(2, MEET + textwrap.dedent(code)).ended().items():
         assert status == 0 and output.endswith("[0, 1]\n"), output
         assert f"this process is a child (fork) of rank {rank}: only that rank" in output
+
+
+@pytest.mark.processes(1)
+def test_a_communicator_of_ones_own_over_several_hosts():
+    """Its ranks meet by TCP, with a secret that it brings them."""
+    code = """
+        from shmemkit.comm import choice
+        class Own:
+            Get_rank, Get_size, allgather = comm.Get_rank, comm.Get_size, comm.allgather
+        choice._host = lambda: ("host", comm.rank)
+        ours = choice.whole(Own())
+        ours.Split(0, 0).barrier()
+        print(ours.allgather(-comm.rank), {peer.family.name for peer in ours.link.peers.values()})
+        """
+    for status, output in Job(3, MEET + textwrap.dedent(code)).ended().values():
+        assert status == 0 and re.search(r"\[0, -1, -2\] {'AF_INET6?'}", output), output
+
+
+# -- hosts: network namespaces, in which all traffic stays
+
+
+@pytest.fixture
+def two_hosts():
+    """-> (names of two namespaces, which a link connects; the address of the first)"""
+    if os.getuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and iproute2, for network namespaces")
+    number = os.getpid() % 65536
+    names = [f"sk{number:x}{letter}" for letter in "ab"]
+
+    def ip(*arguments):
+        return subprocess.run(["ip", *arguments], capture_output=True, text=True)
+
+    def do(*arguments):
+        done = ip(*arguments)
+        assert done.returncode == 0, (arguments, done.stderr)
+
+    try:
+        for name in names:
+            if (made := ip("netns", "add", name)).returncode:
+                pytest.skip(f"no network namespaces here: {made.stderr}")
+        do("-n", names[0], "link", "add", "sk0", "type", "veth", "peer", "name", "sk0", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            do("-n", name, "addr", "add", f"10.99.7.{number}/24", "dev", "sk0")
+            for device in ("lo", "sk0"):
+                do("-n", name, "link", "set", device, "up")
+        yield names, "10.99.7.1"
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+@pytest.mark.slow
+@pytest.mark.processes(1)
+@pytest.mark.parametrize("what", ["well", "kill", "link"])
+def test_two_hosts(two_hosts, what):
+    names, address = two_hosts
+
+    def of(rank, n, port):
+        return plain(rank, n, port) | {"MASTER_ADDR": address, "SHMEMKIT_SECRET": SECRET}
+
+    code = MEET + ("" if what == "well" else "time.sleep(60)")
+    job = Job(2, code, of=of, before=lambda rank: ["ip", "netns", "exec", names[rank]])
+    if what == "well":
+        assert list(job.ended().values()) == [(0, "[0, 1] True\n")] * 2
+        return
+    for process in job.processes.values():
+        assert process.stdout.readline() == "[0, 1] True\n"
+    if what == "kill":
+        job.processes[1].kill()
+    else:
+        subprocess.run(["ip", "-n", names[1], "link", "set", "sk0", "down"], check=True)
+    since = time.monotonic()
+    found = job.ended()
+    assert time.monotonic() - since < (5 if what == "kill" else 30)
+    assert "rank 1 has died: its connection is lost" in found[0][1]
+    assert what == "kill" or "rank 0 has died: its connection is lost" in found[1][1]
