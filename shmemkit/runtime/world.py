@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, overload
 import numpy as np
 
 import shmemkit
-from shmemkit.support import notebook, settings, timeouts
+from shmemkit.support import settings, timeouts, tracebacks
 from shmemkit.support.agreement import check_equal, of_group, raise_alike, ranks_text, told
 from shmemkit.support.arrays import as_array, stream_of
 from shmemkit.support.call_site import users_call
@@ -75,6 +75,7 @@ def init(
     RuntimeError if this rank has a World already, if the backend cannot be used, or if mpirun or torchrun
     started several ranks and MPI knows of one; TypeError or ValueError for wrong arguments.
     """
+    tracebacks.hide_our_frames()
     host, world = host_program(), current()
     if world is not None and world.backend.over:
         world.abandon()
@@ -250,7 +251,6 @@ class World(SymmetricMemory):
         self.ends_with_main = False  # emu.run's function has returned: its variables are gone, and no leaks
         self.kept = {}  # objects that live as long as the World, by who keeps them
         self._host = host_program()
-        notebook.hide_our_frames()
         self._exit_handler = ExitHandler(comm)
         if backend == "emulator":
             from shmemkit.backends.emulator import EmulatorBackend

@@ -2,11 +2,9 @@
 fail, and tables."""
 
 import html
-import os
 import re
 import sys
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OLD_NAME = re.compile(r"<ipython-input-(\d+)-")
 
 
@@ -43,25 +41,28 @@ def _show(running, kind, error, trace, tb_offset=None):
     if world is not None and shown_by not in (None, world.rank):  # all ranks have it, and that one says all
         text = f"{kind.__name__}: {error}".partition("\n")[0]
         error._render_traceback_ = lambda: [f"{text} (rank {shown_by} shows more)"]
-    _hide(error, set())
+    from .tracebacks import is_ours, is_shown_whole  # which imports this module
+
+    if not is_shown_whole():
+        _hide(error, is_ours, set())
     running.showtraceback((kind, error, trace), tb_offset=tb_offset)
 
 
-def _hide(error, seen):
+def _hide(error, is_ours, seen):
     if error is None or error in seen:
         return
     seen.add(error)
     entry, theirs = error.__traceback__, None
     while entry is not None:
-        if entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        if is_ours(entry.tb_frame.f_code.co_filename):
             entry.tb_frame.f_locals["__tracebackhide__"] = True
         else:
             theirs = entry
         entry = entry.tb_next
     if theirs is not None:
         theirs.tb_next = None  # the innermost frame is shown in any case
-    _hide(error.__cause__, seen)
-    _hide(error.__context__, seen)
+    _hide(error.__cause__, is_ours, seen)
+    _hide(error.__context__, is_ours, seen)
 
 
 def watch_cells(ended):
