@@ -17,6 +17,7 @@ from typing import Any
 from shmemkit.support.command_line import say_at_last
 from shmemkit.support.tracebacks import as_message, passes_through_us, uncaught
 
+
 class ExitHandler:
     """Ends all ranks when this process, which has a World, fails, and finalizes the World at exit. `comm`:
     mpi4py's communicator, or None for one rank."""
@@ -50,6 +51,14 @@ class ExitHandler:
             threading.excepthook = self._in_thread
         if self.comm is not None and self._mpi._set_abort_status == self._note_status:
             self._mpi._set_abort_status = self._set_abort_status
+
+    def leave_to_parent(self):
+        """This process is a child of the rank: it ends no rank and no World."""
+        self.forget()
+        if self.comm is not None:
+            self._set_abort_status = lambda status: None
+            self._mpi._set_abort_status = self._note_status
+        self.comm = self.world = None
 
     def exit(self, status):
         """SystemExit(status) leaves a World: with other ranks and a status other than 0, end them all now."""

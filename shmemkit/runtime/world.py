@@ -35,6 +35,7 @@ from shmemkit.support.settings import integer, listed, n_bytes, one_of, shown
 from shmemkit.support.trace_file import save, timeline_file
 from shmemkit.typing import AnyArray, AnyStream, Backend, Comm
 
+from . import forked
 from .host_barrier import BoundedBarrier
 from .program_end import ExitHandler
 from .symmetric_memory import SymmetricMemory
@@ -281,6 +282,7 @@ class World(SymmetricMemory):
         self.xp, self.stream = self.backend.xp, self.backend.stream
         self._init_memory()
         self._groups, self._splits = [], 0  # groups that this rank is in; splits so far
+        forked.watch(self, self._exit_handler)
         if self._host.n_pes is None:
             self._exit_handler.watch(self)
             if self._timeline_file is not None:  # emu.run records by itself
@@ -608,6 +610,8 @@ class World(SymmetricMemory):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if forked.in_child():  # it leaves the block in which it was forked
+            return
         if isinstance(error, SystemExit):
             self._exit_handler.exit(error.code)
             if self._host.n_pes is None or error.code in (None, 0):  # otherwise it ends the other ranks, too
@@ -732,6 +736,7 @@ class Group(World):
         self.backend.set_local_size(self.local_size)
         self._init_memory()
         self._groups, self._splits = [], 0
+        forked.watch(self, self._world._exit_handler)
         if self.backend.name != "emulator":
             from .stream_barrier import bind_barrier
 
@@ -811,7 +816,8 @@ class Group(World):
         self.kept.clear()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:  # otherwise other ranks may wait for this one, and the World ends
+        # With an error, other ranks may wait for this one, and the World ends.
+        if error is None and not forked.in_child():
             self.finalize()
 
     def _allocation_of(self, array):

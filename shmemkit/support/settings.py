@@ -10,7 +10,14 @@ SWITCHES = (
 )
 VARIABLES = (  # the last three are of shmemkit's own tests
     *SWITCHES,
-    *("SHMEMKIT_BACKEND", "SHMEMKIT_HOST_ID", "SHMEMKIT_LOCAL_SIZE", "SHMEMKIT_TIMEOUT", "SHMEMKIT_DELIVERY", "SHMEMKIT_SEED"),
+    *(
+        "SHMEMKIT_BACKEND",
+        "SHMEMKIT_HOST_ID",
+        "SHMEMKIT_LOCAL_SIZE",
+        "SHMEMKIT_TIMEOUT",
+        "SHMEMKIT_DELIVERY",
+        "SHMEMKIT_SEED",
+    ),
     *(
         "SHMEMKIT_EMULATED_GPU",
         "SHMEMKIT_TUNING",
