@@ -25,6 +25,7 @@ from shmemkit.emu.stream import Stream, copy, copy_by, copy_rows, memory_operati
 from shmemkit.emu.thread import current_thread
 from shmemkit.support.agreement import shown_by
 from shmemkit.support.call_site import users_call
+from shmemkit.support.hosts import Hosts, machine, this_host
 from shmemkit.support.settings import shown
 
 from . import multicast
@@ -59,6 +60,7 @@ class EmulatorBackend:
     def __init__(self, comm):
         self.host = host = current_host()
         self.processes = None
+        self.hosts = Hosts([(this_host(), machine())] * (1 if host is None else host.n_pes))
         if host is not None:
             self.machine, self.pe, self.comm = host.program.machine, host.pe, LocalComm(host)
         elif comm is None or comm.Get_size() == 1:
@@ -74,13 +76,13 @@ class EmulatorBackend:
                 instead = f"'shmemkit-emu -n {comm.Get_size()} script.py' instead of mpirun"
                 raise shown_by(0, RuntimeError(f"{text}: {instead}"))
             self.comm, self.pe, self.processes = comm, comm.rank, Processes(comm)
-            p = self.processes
+            p, self.hosts = self.processes, self.processes.hosts
             self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock, calls=p.calls)
             p.attach(self.machine)
             self.machine.heaps[p.rank].reserve = p.reserve
             comm.Barrier()  # every rank's counters are zero
         self.xp = ArrayModule(self.machine)
-        self.default_local_size = self.machine.local_size
+        self.default_local_size = self.machine.local_size if self.processes is None else self.hosts.local_size
         self.heap, self.members = self.machine.heaps[self.pe], self.machine.members[self.pe]
         if self.pe not in self.machine.defaults:
             self.machine.defaults[self.pe] = Stream(self.machine, self.pe).use()
@@ -133,6 +135,10 @@ class EmulatorBackend:
         """This rank has left by `error`: those who wait for it are told."""
         if self.processes is not None:
             self.processes.fail(error)
+
+    def transport(self):
+        """How kernels reach ranks on other nodes."""
+        return "the emulator's network"
 
     def mapped(self):
         """Whether the memory of each rank is mapped here: of my node's."""

@@ -31,6 +31,7 @@ from shmemkit.support.call_site import users_call
 from shmemkit.support.command_line import say
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import current_world, host_program
+from shmemkit.support.hosts import nics
 from shmemkit.support.settings import integer, listed, n_bytes, one_of, shown
 from shmemkit.support.trace_file import save, timeline_file
 from shmemkit.typing import AnyArray, AnyStream, Backend, Comm
@@ -293,6 +294,8 @@ class World(SymmetricMemory):
         if requested is None:
             variable = os.environ.get("SHMEMKIT_LOCAL_SIZE", "").strip()
             if not variable:
+                if self.rank == 0 and (text := self.backend.hosts.warning()) is not None:
+                    say(f"shmemkit: {text}")
                 return self.backend.default_local_size
             given = f"SHMEMKIT_LOCAL_SIZE is {variable!r}"
             size = int(variable) if variable.isdecimal() else 0
@@ -649,6 +652,27 @@ class World(SymmetricMemory):
         self._check_alive("near")
         mapped = self.backend.mapped()
         return [mapped[rank] and rank in self.node_ranks for rank in range(self.n_ranks)]
+
+    def describe(self) -> str:
+        """Return some lines about where the ranks run and how this one reaches the others: hosts and their
+        ranks, nodes, near ranks, the transport to far ones and the network cards. Not collective."""
+        self._check_alive("describe")
+        hosts, ranks, near = self.backend.hosts, list(self.ranks), self.near()
+        n_hosts, n_near = len({hosts.hosts[rank] for rank in ranks}), sum(near)
+        close = ranks_text([rank for rank in range(self.n_ranks) if near[rank]])
+        lines = [
+            f"{self.n_ranks} rank{'s' * (self.n_ranks > 1)} on {n_hosts} host{'s' * (n_hosts > 1)}: "
+            f"{hosts.text(ranks)}",
+            f"{self.n_nodes} node{'s' * (self.n_nodes > 1)} of {self.local_size}; this is rank {self.rank}, "
+            f"on node {self.node}",
+            f"near (loads and stores): {close}",
+        ]
+        if n_near < self.n_ranks:
+            lines.append(f"far: {self.n_ranks - n_near}, by {self.backend.transport()}")
+        lines.append(f"network cards here: {'; '.join(nics()) or 'no RDMA card'}")
+        if self is self.world and self.local_size == 1 and hosts.problem is not None:
+            lines.append(f"note: {hosts.problem[0]}. {hosts.problem[1]}")
+        return "\n".join(lines)
 
     def check_reach(self, what: str, nvlink: bool = False, ranks: Iterable[int] | None = None) -> None:
         """Raise ValueError, on every rank, unless the kernels of each rank reach its `ranks` (default: all)

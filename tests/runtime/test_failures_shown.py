@@ -2,6 +2,7 @@
 ``sys.excepthook``, and shows the program's own lines."""
 
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
@@ -41,8 +42,12 @@ else:
     fail(1)
 world.host_barrier()
 """
-has_torch = importlib.util.find_spec("torch") is not None
-torch = pytest.mark.skipif(not has_torch, reason="needs PyTorch")
+found = importlib.util.find_spec("torch")
+torch = pytest.mark.skipif(found is None, reason="needs PyTorch")
+# ROOT first, and where this Python has PyTorch from
+PATHS = os.pathsep.join(
+    [str(ROOT), *([os.path.dirname(path) for path in found.submodule_search_locations] if found else [])]
+)
 
 
 @pytest.mark.processes(2)
@@ -59,7 +64,7 @@ torch = pytest.mark.skipif(not has_torch, reason="needs PyTorch")
 def test_it_is_shown(how, late, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    job = launch("-n", "2", script, how, late, PYTHONPATH=str(ROOT))
+    job = launch("-n", "2", script, how, late, PYTHONPATH=PATHS)
     shown = job.stderr + job.stdout
     assert job.returncode == 1 and "rank 1 of 2 failed" in shown and "boom" in shown, shown
     assert "program.py" in shown and "shmemkit/" not in shown.partition("rank 1 of 2 failed")[2], shown

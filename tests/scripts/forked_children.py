@@ -1,8 +1,11 @@
 """Children that are forked after sk.init(): each way of use and of end."""
 
-import multiprocessing, os, sys, time
-import numpy as np
+import multiprocessing
+import os
+import sys
+
 from numba import cuda
+
 import shmemkit as sk
 
 

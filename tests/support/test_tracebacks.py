@@ -7,7 +7,6 @@ import types
 
 import numpy as np
 import pytest
-
 from numba import cuda
 
 import shmemkit as sk
