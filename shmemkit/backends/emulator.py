@@ -60,7 +60,6 @@ class EmulatorBackend:
     def __init__(self, comm):
         self.host = host = current_host()
         self.processes = None
-        self.hosts = Hosts([(this_host(), machine())] * (1 if host is None else host.n_pes))
         if host is not None:
             self.machine, self.pe, self.comm = host.program.machine, host.pe, LocalComm(host)
         elif comm is None or comm.Get_size() == 1:
@@ -76,7 +75,7 @@ class EmulatorBackend:
                 instead = f"'shmemkit-emu -n {comm.Get_size()} script.py' instead of mpirun"
                 raise shown_by(0, RuntimeError(f"{text}: {instead}"))
             self.comm, self.pe, self.processes = comm, comm.rank, Processes(comm)
-            p, self.hosts = self.processes, self.processes.hosts
+            p = self.processes
             self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock, calls=p.calls)
             p.attach(self.machine)
             self.machine.heaps[p.rank].reserve = p.reserve
@@ -90,6 +89,13 @@ class EmulatorBackend:
         _install()
 
     calls = property(lambda self: self.members.calls)
+
+    @cached_property
+    def hosts(self):
+        """Of the ranks of the World."""
+        if self.processes is not None:
+            return self.processes.hosts
+        return Hosts([(this_host(), machine())] * self.machine.n_pes)
 
     # -- groups
     def new_slab(self, n_bytes):

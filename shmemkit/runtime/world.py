@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, overload
 import numpy as np
 
 import shmemkit
-from shmemkit.support import settings, timeouts, tracebacks
+from shmemkit.support import notebook, settings, timeouts, tracebacks
 from shmemkit.support.agreement import check_equal, of_group, raise_alike, ranks_text, told
 from shmemkit.support.arrays import as_array, stream_of
 from shmemkit.support.call_site import users_call
@@ -77,6 +77,7 @@ def init(
     RuntimeError if this rank has a World already, if the backend cannot be used, or if mpirun or torchrun
     started several ranks and MPI knows of one; TypeError or ValueError for wrong arguments.
     """
+    notebook.hide_our_frames()
     tracebacks.hide_our_frames()
     host, world = host_program(), current()
     if world is not None and world.backend.over:

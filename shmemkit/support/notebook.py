@@ -5,6 +5,8 @@ import html
 import re
 import sys
 
+from .tracebacks import is_ours, is_shown_whole
+
 _OLD_NAME = re.compile(r"<ipython-input-(\d+)-")
 
 
@@ -41,14 +43,12 @@ def _show(running, kind, error, trace, tb_offset=None):
     if world is not None and shown_by not in (None, world.rank):  # all ranks have it, and that one says all
         text = f"{kind.__name__}: {error}".partition("\n")[0]
         error._render_traceback_ = lambda: [f"{text} (rank {shown_by} shows more)"]
-    from .tracebacks import is_ours, is_shown_whole  # which imports this module
-
     if not is_shown_whole():
-        _hide(error, is_ours, set())
+        _hide(error, set())
     running.showtraceback((kind, error, trace), tb_offset=tb_offset)
 
 
-def _hide(error, is_ours, seen):
+def _hide(error, seen):
     if error is None or error in seen:
         return
     seen.add(error)
@@ -61,8 +61,8 @@ def _hide(error, is_ours, seen):
         entry = entry.tb_next
     if theirs is not None:
         theirs.tb_next = None  # the innermost frame is shown in any case
-    _hide(error.__cause__, is_ours, seen)
-    _hide(error.__context__, is_ours, seen)
+    _hide(error.__cause__, seen)
+    _hide(error.__context__, seen)
 
 
 def watch_cells(ended):

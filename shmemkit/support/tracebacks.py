@@ -1,12 +1,11 @@
-"""Errors as users see them, in notebooks and at the terminal: without the frames of shmemkit, of the launcher
-and of ``runpy``. SHMEMKIT_FULL_TRACEBACK=1 shows all frames.
+"""Errors as users see them at the terminal: without the frames of shmemkit, of the launcher and of ``runpy``.
+SHMEMKIT_FULL_TRACEBACK=1 shows all frames. (In notebooks: ``notebook.py``.)
 """
 
 import os
 import sys
 import traceback
 
-from . import notebook
 from .command_line import say_at_last
 from .settings import switch
 
@@ -61,9 +60,7 @@ def passes_through_us(trace):
 
 
 def hide_our_frames():
-    """From now on, notebooks and Python's own ``sys.excepthook`` leave out our frames. Whoever has a handler
-    of their own keeps it."""
-    notebook.hide_our_frames()
+    """From now on, Python's own ``sys.excepthook`` leaves out our frames. Whoever has another keeps it."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = show
 

@@ -34,7 +34,7 @@ VARIABLES = (
 )
 TODO = {  # what to do if a fact differs; of all others, INSTALL
     "backend": "See 'shmemkit doctor' on the host that has the emulator: all ranks need NVSHMEM, or none",
-    "GPU": "Kernels that need whole lines (LL128, Lamport) and tuned methods want one model. Take hosts alike",
+    "GPU": "LL128, Lamport and tuned methods want GPUs of one model. Take hosts that are alike",
     "driver": "Install one driver on all hosts",
     "transport": VARIABLES,
     "NVSHMEM variables": VARIABLES,

@@ -44,10 +44,9 @@ world.host_barrier()
 """
 found = importlib.util.find_spec("torch")
 torch = pytest.mark.skipif(found is None, reason="needs PyTorch")
-# ROOT first, and where this Python has PyTorch from
-PATHS = os.pathsep.join(
-    [str(ROOT), *([os.path.dirname(path) for path in found.submodule_search_locations] if found else [])]
-)
+PATHS = str(ROOT)
+if found is not None and found.origin is not None:  # where this Python has PyTorch from
+    PATHS += os.pathsep + os.path.dirname(os.path.dirname(found.origin))
 
 
 @pytest.mark.processes(2)

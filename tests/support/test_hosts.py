@@ -35,7 +35,7 @@ def test_ranks_per_host(text, local_size, problem):
 
 
 def test_the_warning_says_who_is_where_and_what_to_do():
-    text = of("abab").warning()
+    text = of("abab").warning() or ""
     assert "a (ranks 0 and 2) and b (ranks 1 and 3)" in text and "--map-by slot" in text, text
 
 
@@ -98,7 +98,7 @@ def test_a_world_describes_itself():
     def main():
         world = sk.init(local_size=2)
         group = world.group([1, 2])
-        return world.describe(), None if group is None else group.describe()
+        return world.describe(), "" if group is None else group.describe()
 
     (_, _), (_, group), (world, _), _ = sk.emu.run(main, 4)
     assert "4 ranks on 1 host: " in world and "2 nodes of 2; this is rank 2, on node 1" in world, world

@@ -25,7 +25,8 @@ def function(file, code, **names):
 def shown(f):
     with pytest.raises(Exception) as caught:
         f()
-    caught.value.__traceback__ = caught.value.__traceback__.tb_next  # without this file
+    trace = caught.value.__traceback__
+    caught.value.__traceback__ = trace and trace.tb_next  # without this file
     return tracebacks.as_message(caught.value)
 
 
