@@ -581,14 +581,10 @@ def test_settings_for_one_process_are_told_once():
 def test_a_failure_is_written_in_one_piece():
     """What several ranks write at once cannot mix."""
     code = """
-    class Pieces:
-        def write(self, text):
-            os.write(2, f"<{text}>".encode())
-        def flush(self):
-            pass
+    write = os.write
+    os.write = lambda file, text: write(file, b"<%s>" % text) and len(text)
 
     with sk.init() as world:
-        sys.stderr = Pieces()
         if world.rank == 1:
             raise ValueError("boom")
         time.sleep(30)
