@@ -55,7 +55,7 @@ class ExitHandler:
     def leave_to_parent(self):
         """This process is a child of the rank: it ends no rank and no World."""
         self.forget()
-        if self.comm is not None:
+        if self.comm is not None and self._mpi is not None:
             self._set_abort_status = lambda status: None
             self._mpi._set_abort_status = self._note_status
         self.comm = self.world = None
