@@ -31,16 +31,22 @@ def main(arguments=None):
     commands.add_parser("bench", help="how fast it is on this machine: shmemkit-bench")
     commands.add_parser("timeline", help="the summary and the picture of a recorded timeline")
     commands.add_parser("check", help="check that every operation is right on this machine, with this Python")
-    commands.add_parser(
+    asked = commands.add_parser(
         "doctor",
         help="say what is installed, which backend init() picks, and what to do about what is missing",
         description="Say what is installed, how the GPUs are linked, which backend init() picks, and what to "
         "do about what is missing. Initializes nothing. Exit status 1 if that backend lacks anything.",
     )
-    parser.parse_args(arguments)
-    from .tools import doctor
-
-    return doctor.main()
+    asked.add_argument(
+        "--hosts",
+        action="store_true",
+        help="under a launcher, as mpirun -n 4 python -m shmemkit doctor --hosts: compare versions, drivers "
+        "and network settings of all ranks, and try which reach which. Exit status 1 if something differs, "
+        "or a rank is not reached",
+    )
+    options = parser.parse_args(arguments)
+    name = "doctor_hosts" if options.hosts else "doctor"
+    return importlib.import_module(f".tools.{name}", __package__).main()
 
 
 if __name__ == "__main__":

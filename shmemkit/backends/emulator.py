@@ -26,6 +26,7 @@ from shmemkit.emu.stream import Stream, copy, copy_by, copy_rows, memory_operati
 from shmemkit.emu.thread import current_thread
 from shmemkit.support.agreement import shown_by
 from shmemkit.support.call_site import users_call
+from shmemkit.support.hosts import Hosts, machine, this_host
 from shmemkit.support.settings import shown
 
 from . import multicast
@@ -80,7 +81,7 @@ class EmulatorBackend:
             self.machine.heaps[p.rank].reserve = p.reserve
             comm.barrier()  # every rank's counters are zero
         self.xp = ArrayModule(self.machine)
-        self.default_local_size = self.machine.local_size
+        self.default_local_size = self.machine.local_size if self.processes is None else self.hosts.local_size
         self.heap, self.members = self.machine.heaps[self.pe], self.machine.members[self.pe]
         if self.pe not in self.machine.defaults:
             self.machine.defaults[self.pe] = Stream(self.machine, self.pe).use()
@@ -88,6 +89,13 @@ class EmulatorBackend:
         _install()
 
     calls = property(lambda self: self.members.calls)
+
+    @cached_property
+    def hosts(self):
+        """Of the ranks of the World."""
+        if self.processes is not None:
+            return self.processes.hosts
+        return Hosts([(this_host(), machine())] * self.machine.n_pes)
 
     # -- groups
     def new_slab(self, n_bytes):
@@ -133,6 +141,10 @@ class EmulatorBackend:
         """This rank has left by `error`: those who wait for it are told."""
         if self.processes is not None:
             self.processes.fail(error)
+
+    def transport(self):
+        """How kernels reach ranks on other nodes."""
+        return "the emulator's network"
 
     def mapped(self):
         """Whether the memory of each rank is mapped here: of my node's."""

@@ -16,6 +16,7 @@ from shmemkit.device.cuda.timeline_records import host_call, modules
 from shmemkit.device.shmem import bounded_waits, peers
 from shmemkit.support import timeouts
 from shmemkit.support.agreement import by_text, check_equal, of_group, ranks_text
+from shmemkit.support.hosts import Hosts, transport
 from shmemkit.support.settings import listed, switch
 from shmemkit.typing import Communicator
 
@@ -59,8 +60,9 @@ class NvshmemBackend:
             raise RuntimeError(
                 f"init(): there are {self.n_ranks} ranks; shmemkit takes {peers.MAX_RANKS} at most"
             )
-        local_rank, self.default_local_size = self._place()
-        self.device = self._choose_device(local_rank)
+        self.hosts = Hosts.of(self.comm)
+        self.default_local_size = self.hosts.local_size
+        self.device = self._choose_device(self.hosts.local_rank(self.rank))
 
         import cupy
         import nvshmem.bindings
@@ -182,17 +184,6 @@ class NvshmemBackend:
         return self._modules[compiled].function
 
     # -- who runs where
-    def _place(self):
-        """-> (this rank's number on its host, ranks per host: 1 if hosts differ or their ranks alternate)"""
-        hosts = self.comm.allgather(os.uname().nodename)
-        mine = hosts[self.rank]
-        sizes = {hosts.count(host) for host in set(hosts)}
-        local_size = sizes.pop() if len(sizes) == 1 else 1
-        blocks = [set(hosts[i : i + local_size]) for i in range(0, self.n_ranks, local_size)]
-        if any(len(block) != 1 for block in blocks):
-            local_size = 1  # a host's ranks are not consecutive
-        return hosts[: self.rank].count(mine), local_size
-
     def _choose_device(self, local_rank):
         """The number of this rank's GPU among those visible: all of the host's, or this rank's own."""
         error, device, uuid, count = None, None, None, 0
@@ -281,6 +272,10 @@ class NvshmemBackend:
     def gpu_name(self):
         """The model of this rank's GPU."""
         return self.xp.cuda.runtime.getDeviceProperties(self.device)["name"].decode()
+
+    def transport(self):
+        """How kernels reach ranks whose memory is not mapped here."""
+        return f"NVSHMEM's {transport()}"
 
     def mapped(self):
         """-> for each rank, whether its memory is mapped here."""

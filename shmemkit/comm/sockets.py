@@ -30,7 +30,7 @@ import weakref
 from typing import Any
 
 from shmemkit.support.agreement import ranks_text
-from shmemkit.support.command_line import say
+from shmemkit.support.command_line import say, say_at_last
 from shmemkit.support.timeouts import RankTimeout
 
 from .communicator import Communicator
@@ -403,7 +403,9 @@ class Link:
             self._listen()
         except BaseException as error:
             if self.closed is None:  # nobody would answer any more
-                say(f"shmemkit: rank {self.rank}: its connections failed: {type(error).__name__}: {error}")
+                say_at_last(
+                    f"shmemkit: rank {self.rank}: its connections failed: {type(error).__name__}: {error}"
+                )
                 self._end_all(1) if self.rank == 0 else _end(1)
 
     def _listen(self):
@@ -434,7 +436,9 @@ class Link:
             self.peers[peer].close()
             gone = peer in self.left or self.closed is not None
         if not gone:
-            say(f"shmemkit: rank {self.rank}: rank {peer} has died: its connection is lost. All ranks end")
+            say_at_last(
+                f"shmemkit: rank {self.rank}: rank {peer} has died: its connection is lost. All ranks end"
+            )
             self._end_all(1, peer) if self.rank == 0 else _end(1)
         return not self.selector.get_map()
 

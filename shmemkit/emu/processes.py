@@ -28,7 +28,6 @@ import fcntl
 import json
 import mmap
 import os
-import socket
 import tempfile
 import time
 from typing import Any
@@ -36,12 +35,12 @@ from typing import Any
 import numpy as np
 
 from shmemkit.support import timeouts
-from shmemkit.support.agreement import of_group, ranks_text
+from shmemkit.support.agreement import of_group, ranks_text, shown_by
 from shmemkit.support.call_site import Call
 from shmemkit.support.command_line import say
+from shmemkit.support.hosts import Hosts
 from shmemkit.support.notebook import shell, watch_cells
 from shmemkit.support.progress import showing
-from shmemkit.support.settings import listed
 
 from .collective_calls import SLOT, SLOTS
 from .errors import EmulatorError
@@ -108,6 +107,7 @@ class Processes:
         causes = words * 8 + self.n * REPORT_BYTES
         calls = causes + self.n * CAUSE_BYTES
         front = -(-(calls + self.n * SLOTS * SLOT.itemsize) // 4096) * 4096
+        self.hosts = Hosts.of(comm)
         self.reserve = None  # (first, n_bytes): see `_reserve`
         self.file = file = self._shared_file(front, heap_size(DEFAULT_HEAP))
         try:
@@ -131,15 +131,11 @@ class Processes:
     def _shared_file(self, front, heap):
         """A sparse file of zeros, `front` bytes and everybody's `heap`. However the ranks end, nothing of it
         stays."""
-        host = socket.gethostname()
-        everybody = self.comm.allgather((host, heap))
-        hosts, sizes = sorted({h for h, _ in everybody}), {}
-        if len(hosts) > 1:
-            raise RuntimeError(
-                f"the ranks are on {listed(hosts, 'and')}; the emulator runs on one host. Start all ranks "
-                "on the same host, or use GPUs"
-            )
-        for rank, (_, n_bytes) in enumerate(everybody):
+        if len({machine.boot for machine in self.hosts.machines}) > 1:
+            text = f"the ranks are on {self.hosts.text()}; the emulator runs on one host. Start all ranks on "
+            raise shown_by(0, RuntimeError(f"{text}the same host, or use GPUs"))
+        sizes = {}
+        for rank, n_bytes in enumerate(self.comm.allgather(heap)):
             sizes.setdefault(n_bytes, []).append(rank)
         if len(sizes) > 1:
             given = "; ".join(f"{ranks_text(ranks)}: {n_bytes} bytes" for n_bytes, ranks in sizes.items())
@@ -186,10 +182,16 @@ class Processes:
                 "TMPDIR to a folder with more room, or a smaller NVSHMEM_SYMMETRIC_SIZE"
             )
         self.reserve, self.name = self._reserve, name
-        file = open(name, "r+b")
-        self.comm.barrier()
+        file: Any = None
+        with contextlib.suppress(OSError):
+            file = open(name, "r+b")
+        identities = self.comm.allgather(None if file is None else _identity(file))
         if self.rank == 0:
             os.unlink(name)
+        if missing := [rank for rank, identity in enumerate(identities) if identity != identities[0]]:
+            text = f"{ranks_text(missing)} cannot open {name}, which rank 0 has made: their file systems "
+            do = "differ, as in different containers. Start all ranks in one, or share /dev/shm among them"
+            raise shown_by(0, RuntimeError(f"{text}{do}"))
         return file
 
     def _reserve(self, first, n_bytes):

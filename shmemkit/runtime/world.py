@@ -24,17 +24,19 @@ import numpy as np
 
 import shmemkit
 from shmemkit.comm import choice
-from shmemkit.support import notebook, settings, timeouts
+from shmemkit.support import notebook, settings, timeouts, tracebacks
 from shmemkit.support.agreement import check_equal, of_group, raise_alike, ranks_text, told
 from shmemkit.support.arrays import as_array, stream_of
 from shmemkit.support.call_site import users_call
 from shmemkit.support.command_line import say
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import current_world, host_program
+from shmemkit.support.hosts import nics
 from shmemkit.support.settings import integer, n_bytes, one_of, shown
 from shmemkit.support.trace_file import save, timeline_file
 from shmemkit.typing import AnyArray, AnyStream, Backend, Comm, Communicator
 
+from . import forked
 from .host_barrier import BoundedBarrier
 from .program_end import ExitHandler
 from .symmetric_memory import SymmetricMemory
@@ -78,6 +80,8 @@ def init(
     RuntimeError if this rank has a World already, if the backend cannot be used, or if mpirun started several
     ranks and MPI knows of one; TypeError or ValueError for wrong arguments; errors as of ``from_env``.
     """
+    notebook.hide_our_frames()
+    tracebacks.hide_our_frames()
     host, world = host_program(), current()
     if world is not None and world.backend.over:
         world.abandon()
@@ -201,7 +205,6 @@ class World(SymmetricMemory):
         self.ends_with_main = False  # emu.run's function has returned: its variables are gone, and no leaks
         self.kept = {}  # objects that live as long as the World, by who keeps them
         self._host = host_program()
-        notebook.hide_our_frames()
         self._exit_handler = ExitHandler(comm)
         if backend == "emulator":
             from shmemkit.backends.emulator import EmulatorBackend
@@ -232,6 +235,7 @@ class World(SymmetricMemory):
         self.xp, self.stream = self.backend.xp, self.backend.stream
         self._init_memory()
         self._groups, self._splits = [], 0  # groups that this rank is in; splits so far
+        forked.watch(self, self._exit_handler)
         if self._host.n_pes is None:
             self._exit_handler.watch(self)
             if self._timeline_file is not None:  # emu.run records by itself
@@ -242,6 +246,8 @@ class World(SymmetricMemory):
         if requested is None:
             variable = os.environ.get("SHMEMKIT_LOCAL_SIZE", "").strip()
             if not variable:
+                if self.rank == 0 and (text := self.backend.hosts.warning()) is not None:
+                    say(f"shmemkit: {text}")
                 return self.backend.default_local_size
             given = f"SHMEMKIT_LOCAL_SIZE is {variable!r}"
             size = int(variable) if variable.isdecimal() else 0
@@ -558,6 +564,8 @@ class World(SymmetricMemory):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if forked.in_child():  # it leaves the block in which it was forked
+            return
         if isinstance(error, SystemExit):
             self._exit_handler.exit(error.code)
             if self._host.n_pes is None or error.code in (None, 0):  # otherwise it ends the other ranks, too
@@ -595,6 +603,27 @@ class World(SymmetricMemory):
         self._check_alive("near")
         mapped = self.backend.mapped()
         return [mapped[rank] and rank in self.node_ranks for rank in range(self.n_ranks)]
+
+    def describe(self) -> str:
+        """Return some lines about where the ranks run and how this one reaches the others: hosts and their
+        ranks, nodes, near ranks, the transport to far ones and the network cards. Not collective."""
+        self._check_alive("describe")
+        hosts, ranks, near = self.backend.hosts, list(self.ranks), self.near()
+        n_hosts, n_near = len({hosts.hosts[rank] for rank in ranks}), sum(near)
+        close = ranks_text([rank for rank in range(self.n_ranks) if near[rank]])
+        lines = [
+            f"{self.n_ranks} rank{'s' * (self.n_ranks > 1)} on {n_hosts} host{'s' * (n_hosts > 1)}: "
+            f"{hosts.text(ranks)}",
+            f"{self.n_nodes} node{'s' * (self.n_nodes > 1)} of {self.local_size}; this is rank {self.rank}, "
+            f"on node {self.node}",
+            f"near (loads and stores): {close}",
+        ]
+        if n_near < self.n_ranks:
+            lines.append(f"far: {self.n_ranks - n_near}, by {self.backend.transport()}")
+        lines.append(f"network cards here: {'; '.join(nics()) or 'no RDMA card'}")
+        if self is self.world and self.local_size == 1 and hosts.problem is not None:
+            lines.append(f"note: {hosts.problem[0]}. {hosts.problem[1]}")
+        return "\n".join(lines)
 
     def check_reach(self, what: str, nvlink: bool = False, ranks: Iterable[int] | None = None) -> None:
         """Raise ValueError, on every rank, unless the kernels of each rank reach its `ranks` (default: all)
@@ -688,6 +717,7 @@ class Group(World):
         self.backend.set_local_size(self.local_size)
         self._init_memory()
         self._groups, self._splits = [], 0
+        forked.watch(self, self._world._exit_handler)
         if self.backend.name != "emulator":
             from .stream_barrier import bind_barrier
 
@@ -766,7 +796,8 @@ class Group(World):
         self.kept.clear()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:  # otherwise other ranks may wait for this one, and the World ends
+        # With an error, other ranks may wait for this one, and the World ends.
+        if error is None and not forked.in_child():
             self.finalize()
 
     def _allocation_of(self, array):

@@ -3,6 +3,9 @@
 import os
 import re
 import sys
+import time
+
+STANDARD_ERROR = 2
 
 
 def name_of(module):
@@ -18,6 +21,31 @@ def say(text):
     time do not mix."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def say_at_last(text):
+    """As ``say``, to the descriptor of standard error: PyTorch and test runners put a buffer in place of
+    ``sys.stderr``, which nobody reads when the program ends. A log file in its place gets the text, too."""
+    data = f"{text}\n".encode(errors="backslashreplace")
+    descriptor = None
+    try:
+        sys.stderr.flush()
+        descriptor = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # there is none, it is closed, or it has no file
+        pass
+    for file in {STANDARD_ERROR, descriptor} - {None}:
+        _write_all(file, data)
+
+
+def _write_all(descriptor, data):
+    give_up = time.monotonic() + 5.0
+    while data and time.monotonic() < give_up:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:  # a pipe that is full
+            time.sleep(0.01)
+        except OSError:  # it is closed: there is nobody to tell
+            return
 
 
 def late_options(parser, options, arguments):

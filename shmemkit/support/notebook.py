@@ -2,11 +2,11 @@
 fail, and tables."""
 
 import html
-import os
 import re
 import sys
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+from .tracebacks import is_ours, is_shown_whole
+
 _OLD_NAME = re.compile(r"<ipython-input-(\d+)-")
 
 
@@ -43,7 +43,8 @@ def _show(running, kind, error, trace, tb_offset=None):
     if world is not None and shown_by not in (None, world.rank):  # all ranks have it, and that one says all
         text = f"{kind.__name__}: {error}".partition("\n")[0]
         error._render_traceback_ = lambda: [f"{text} (rank {shown_by} shows more)"]
-    _hide(error, set())
+    if not is_shown_whole():
+        _hide(error, set())
     running.showtraceback((kind, error, trace), tb_offset=tb_offset)
 
 
@@ -53,7 +54,7 @@ def _hide(error, seen):
     seen.add(error)
     entry, theirs = error.__traceback__, None
     while entry is not None:
-        if entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        if is_ours(entry.tb_frame.f_code.co_filename):
             entry.tb_frame.f_locals["__tracebackhide__"] = True
         else:
             theirs = entry

@@ -381,3 +381,8 @@ def checks(report, driver):
             report.advise(
                 f"Results were wrong on {record['ranks']} ranks: shmemkit check -n {record['ranks']}"
             )
+        elif record["answer"] == "incomplete":
+            report.advise(
+                f"The check on {record['ranks']} ranks is incomplete: some cases did not run, and the others "
+                f"were right. shmemkit check -n {record['ranks']} says which, and why"
+            )

@@ -32,7 +32,7 @@ Ranks    run as "python -m mpi4py ...": an exception in one ends all of them. Th
          exit status is passed on. There may be more ranks than cores or slots,
          unless another host than this one is named.
 
-Environment, forwarded to all hosts: NVSHMEM_* NUMBA_* SHMEMKIT_* CUDA_* NCCL_*
+Environment, forwarded to all hosts: NVSHMEM_* NUMBA_* SHMEMKIT_* (without SHMEMKIT_HOST_ID) CUDA_* NCCL_*
 CUPY_* MPI4PY_* PYTHON* OMP_NUM_THREADS LD_LIBRARY_PATH. Set unless you have set
 them: NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=0 and, for several ranks,
 OMP_NUM_THREADS=1. TERM=dumb where Open MPI's output goes to no terminal, so that
@@ -372,7 +372,8 @@ def command_for(launcher, options):
         if here if named else 2 * options.n > len(os.sched_getaffinity(0)):
             command += ["--oversubscribe"] if launcher.major == 4 else ["--map-by", ":OVERSUBSCRIBE"]
         for name in (*os.environ, *changes):
-            if name.startswith(FORWARDED) or name in FORWARDED_NAMES:
+            own = name == "SHMEMKIT_HOST_ID"  # of a host, not of all
+            if not own and name.startswith(FORWARDED) or name in FORWARDED_NAMES:
                 command += ["-x", name]
         if not os.isatty(1):  # it gives its ranks a terminal all the same
             changes["TERM"] = "dumb"

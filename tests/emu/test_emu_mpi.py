@@ -581,17 +581,30 @@ def test_settings_for_one_process_are_told_once():
 def test_a_failure_is_written_in_one_piece():
     """What several ranks write at once cannot mix."""
     code = """
-    class Pieces:
-        def write(self, text):
-            os.write(2, f"<{text}>".encode())
-        def flush(self):
-            pass
+    write = os.write
+    os.write = lambda file, text: write(file, b"<%s>" % text) and len(text)
 
     with sk.init() as world:
-        sys.stderr = Pieces()
         if world.rank == 1:
             raise ValueError("boom")
         time.sleep(30)
     """
     output = mpirun(2, code)[1]
     assert re.search(r"<shmemkit: rank 1 of 2 failed\nTraceback[^<]*<module>[^<>]*: boom\n>", output), output
+
+
+@pytest.mark.slow
+@pytest.mark.processes(2)
+def test_ranks_of_two_machines():
+    """They have one name, as pods do, and another boot: memory is not shared, and rank 0 alone says so."""
+    status, output, _ = mpirun(
+        2,
+        """
+        from shmemkit.support import hosts
+        rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
+        hosts.boot_id = lambda: rank * 4
+        sk.init()
+        """,
+    )
+    assert status != 0 and output.count("the emulator runs on one host") == 1, output
+    assert "of boot 0000 (rank 0)" in output and "of boot 1111 (rank 1)" in output, output

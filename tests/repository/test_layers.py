@@ -193,7 +193,7 @@ def test_rooms(imported):
         (
             "support/settings",
             "from . import agreement",
-            "a circle of imports: shmemkit.support.agreement -> ",
+            "shmemkit.support.settings -> shmemkit.support.agreement",
         ),
         ("device/cuda/mma", "from shmemkit.emu import thread", "reaches the emulator through"),
         ("moe/combine", "from shmemkit.emu.thread import Thread", "this room does without the emulator"),

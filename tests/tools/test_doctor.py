@@ -192,6 +192,7 @@ def test_packages_that_overwrite_each_other(machine):
         (None, "not known", None),
         (["passed"], "4 ranks              passed, 2026-11-28 10:00", None),
         (["passed", "wrong"], "wrong, 2026", "Results were wrong on 4 ranks"),
+        (["incomplete"], "incomplete, 2026", "The check on 4 ranks is incomplete"),
     ],
 )
 def test_whether_a_check_has_run(machine, answers, said, advice):
@@ -246,7 +247,7 @@ def test_backend_that_does_not_exist():
 
 def test_command_line(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/bin/shmemkit"])
-    shows = [(["--version"], __version__), (["--help"], "doctor"), (["doctor", "--help"], "missing")]
+    shows = [(["--version"], __version__), (["--help"], "doctor"), (["doctor", "--help"], "--hosts")]
     shows += [([name, "--help"], f"usage: shmemkit {name} [") for name in ("emu", "bench")]
     for arguments, shown in shows:
         with pytest.raises(SystemExit) as exit:

@@ -180,10 +180,13 @@ def hostfile(tmp_path):
 )
 def test_open_mpi(fake_mpi, hostfile, tmp_path, version, oversubscribe):
     path = fake_mpi("mpirun", version, "libmpi.so.40")
-    command = dry_run("-n", "4096", "-c", "pass", PATH=path, NVSHMEM_SYMMETRIC_SIZE="1G")
+    command = dry_run(
+        "-n", "4096", "-c", "pass", PATH=path, NVSHMEM_SYMMETRIC_SIZE="1G", SHMEMKIT_HOST_ID="a"
+    )
     assert f"MPI4PY_LIBMPI={tmp_path}/lib/libmpi.so.40" in command
     assert f"{tmp_path}/bin/mpirun -n 4096 --bind-to none {oversubscribe}" in command
     assert "-x NVSHMEM_SYMMETRIC_SIZE" in command and "-x MPI4PY_LIBMPI" in command
+    assert "SHMEMKIT_HOST_ID" not in command  # all hosts would be one
     assert command.endswith(f"{sys.executable} -m mpi4py -c pass")
     hosts = ["--hostfile", hostfile, "-H", "a,b"]
     command = dry_run("-n", "4", *hosts, "--mpi-arg", "--tag-output", "-c", "pass", PATH=path)
