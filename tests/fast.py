@@ -3,8 +3,9 @@
     @pytest.mark.slow                                    this test is slow
     @pytest.mark.parametrize("n", [2, *slow(3, 5, 16)])  it is slow with these values
     @pytest.mark.each_value                              it is fast with as few combinations of its parameters
-                                                         as have each value once, and slow with all others;
-                                                         with slow values as few are slow, and all others full
+                                                         as have each value once, slow with as few more as
+                                                         have each pair of values once, and full with all
+                                                         others; of slow values, slow with each value once
     *in_turn(ways, cases)                                each way, a tuple, with each of the cases, tuples; it
                                                          is fast with one of them
     @examples(40)                                        of hypothesis; a quarter of them in the fast set
@@ -14,6 +15,7 @@ Slow tests run with ``--slow``, with ``-m slow`` (or any other -m that names slo
 names them as ``file::test``. So do full ones, with ``--full``, which implies ``--slow``, and ``-m full``.
 """
 
+import itertools
 import os
 
 import pytest
@@ -91,14 +93,15 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: runs with --slow or -m slow only (tests/README.md)")
     config.addinivalue_line("markers", "full: runs with --full or -m full only (tests/README.md)")
     config.addinivalue_line(
-        "markers", "each_value: fast with each value of each parameter once, slow with all other combinations"
+        "markers",
+        "each_value: fast with each value of each parameter once, slow with each pair of values, else full",
     )
     settings.load_profile("full" if with_slow(config) else "fast")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(config, items):
-    mark_each_value(items)
+    mark_each_value(items, with_slow(config))
     not_asked = [] if with_slow(config) else ["slow"]
     not_asked += [] if _asked(config, "full") else ["full"]
     named = {arg.partition("::")[2] for arg in config.args if "::" in arg}
@@ -126,8 +129,9 @@ def _named(item, named):
     return name in named or name.partition("[")[0] in named
 
 
-def mark_each_value(items):
-    """Mark as slow what ``each_value`` leaves out; and as full what it leaves out of values that are slow."""
+def mark_each_value(items, with_slow):
+    """Mark as slow or full what ``each_value`` leaves out. All that is full is slow, too: unless slow tests
+    run, which of the two it is does not matter."""
     of_function = {}
     for item in items:
         chosen = item.get_closest_marker("each_value") and not item.get_closest_marker("full")
@@ -135,18 +139,33 @@ def mark_each_value(items):
             key = item.nodeid.partition("[")[0], bool(item.get_closest_marker("slow"))
             of_function.setdefault(key, []).append(item)
     for (_, is_slow), combinations in of_function.items():
-        for item in set(combinations) - set(covering(combinations, lambda item: item.callspec.params)):
-            item.add_marker(pytest.mark.full if is_slow else pytest.mark.slow)
+        chosen = covering(combinations, _parameters)
+        rest = [item for item in combinations if item not in set(chosen)]
+        paired = set()
+        if not is_slow:
+            paired = set(covering(rest, _parameters, 2, chosen) if with_slow else rest)
+        for item in rest:
+            item.add_marker(pytest.mark.slow if item in paired else pytest.mark.full)
 
 
-def covering(combinations, parameters):
+def _parameters(item):
+    return item.callspec.params
+
+
+def covering(combinations, parameters, together=1, others=()):
     """-> few of the `combinations` that have each value of each parameter: again and again the one with most
-    new values. ``parameters(combination)``: {name: value}; values with the same repr are the same."""
-    values = {
-        combination: {(name, repr(value)) for name, value in parameters(combination).items()}
-        for combination in combinations
-    }
-    missing, chosen = set().union(*values.values()), []
+    new values. ``parameters(combination)``: {name: value}; values with the same repr are the same.
+
+    together  2: that have each pair of values of two parameters that any combination has
+    others    combinations whose values, or pairs, count as there
+    """
+
+    def values_of(combination):
+        items = sorted((name, repr(value)) for name, value in parameters(combination).items())
+        return set(itertools.combinations(items, together))
+
+    values = {combination: values_of(combination) for combination in combinations}
+    missing, chosen = set().union(*values.values()).difference(*map(values_of, others)), []
     while missing:
         best = max(values, key=lambda combination: len(values[combination] & missing))
         chosen.append(best)

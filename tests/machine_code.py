@@ -57,6 +57,7 @@ from ptx import (  # noqa: E402
 )
 
 ROOMS = ("collectives", "gemm", "moe", "attention")
+BESIDES = ("runtime.gpu_timeline", "runtime.stream_barrier")  # modules of other rooms
 TOOLS = ("ptxas", "nvdisasm")
 ENVIRONMENT = r"\b_ZN08NumbaEnv\w+"
 SETTINGS = r"SHMEMKIT_TIME(OUT|LINE)$|NUMBA_(?!CACHE_DIR|NUM_THREADS)"  # of what code is made
@@ -88,6 +89,7 @@ def kernels():
 def modules():
     rooms = [importlib.import_module(f"shmemkit.{room}") for room in ROOMS]
     inside = [i.name for room in rooms for i in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
+    inside += [f"shmemkit.{name}" for name in BESIDES]
     return rooms + [importlib.import_module(name) for name in inside]
 
 
@@ -108,6 +110,7 @@ def sources():
     """A digest of what the kernels are made of, but for the compilers: files and settings."""
     mine = [TREE / "tests" / name for name in ("machine_code.py", "ptx.py", "torn_lines.py")]
     told = hashlib.sha256()
+    mine += [TREE / "shmemkit" / f"{name.replace('.', '/')}.py" for name in BESIDES]
     for file in sorted((TREE / "shmemkit").glob("*.py")) + mine:
         told.update(file.read_bytes())
     for room in ("support", "compiler", "device", *ROOMS):

@@ -16,7 +16,7 @@ from .refusal import Refused, agreed, allocated
 from .sizes import size_text
 
 THREADS, THREADS_EMULATED = 1024, 32
-LIMIT_BYTES, LIMIT_BYTES_EMULATED = 256 << 20, 16 << 10
+LIMIT_BYTES, LIMIT_BYTES_EMULATED = 256 << 20, 2 << 10
 LIMIT_BLOCKS = 64
 ROUNDS, ROUNDS_EMULATED = 100, 3
 COPY_ENGINE = "copy engine"

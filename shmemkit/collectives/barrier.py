@@ -128,6 +128,5 @@ class Barrier(Method):
 
 _words = types.Array(types.uint64, 1, "C")
 GPU_KERNELS = {
-    "barrier": (barrier_kernel, (_words, _words)),
     "barrier_2d": (barrier_2d, (types.int64, _words, _words, _words)),
 }

@@ -22,10 +22,10 @@ import numpy as np
 from numba.core import errors as core_errors
 from numba.cuda import errors as cuda_errors
 from numba.cuda import types, typing, utils
-from numba.cuda.compiler import CreateLibrary, CUDACompiler, compile_extra
+from numba.cuda.compiler import CreateLibrary, CUDACompiler, IRProcessing, compile_extra
 from numba.cuda.core import errors
-from numba.cuda.core.compiler_machinery import AnalysisPass, PassManager, register_pass
-from numba.cuda.core.ir import Loc
+from numba.cuda.core.compiler_machinery import AnalysisPass, FunctionPass, PassManager, register_pass
+from numba.cuda.core.ir import Assign, FreeVar, Global, Loc
 from numba.cuda.core.sigutils import normalize_signature
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import CUDADispatcher
@@ -51,8 +51,14 @@ _ELSEWHERE = "ExternFunction"  # of cuda.declare_device: Numba declares it in it
 _PLACE = re.compile(r'^File "(.+)", line (\d+):|^.*Raised from (.+) \((\d+)\)', re.M)
 _REASON = re.compile(r"raised a specific error:\s+\w+: (?!Failed in |No implementation)(.+)")  # a primitive's
 
+_READ_ONLY = (
+    "an array of the host that a kernel captures is a constant, and so is one in a tuple: give it as an "
+    "argument, or capture an array of the device"
+)
+
 _log = logging.getLogger(__name__)
 _accepted = set()  # keys of functions, with the types of their arguments
+_on_device: list = []  # who tells arrays of the device from others
 _checks = []  # the check that is under way, if any: {(device function, types): its signature, or its refusal}
 
 
@@ -85,6 +91,12 @@ def check(kernel, arguments):
             return
         error.args = (_explained(error, function, signature),)
         raise error.with_traceback(None) from None
+
+
+def captured_as_memory(tells):
+    """An array that a kernel captures is for Numba as one of a GPU, which the kernel may write, where
+    ``tells(array)``. All others are constants."""
+    _on_device.append(tells)
 
 
 def prepare():
@@ -168,9 +180,38 @@ class _Typing(CUDACompiler):
         (whole,) = super().define_pipelines()
         steps = [step for step, _ in whole.passes]
         part = PassManager("cuda")
-        part.passes = [*whole.passes[: steps.index(CreateLibrary)], (_Signature, "signature")]
+        at, end = steps.index(IRProcessing), steps.index(CreateLibrary)
+        part.passes = [*whole.passes[:at], (_Captured, "captured arrays"), *whole.passes[at:end]]
+        part.passes.append((_Signature, "signature"))
         part.finalize()
         return [part]
+
+
+class _ArrayOfTheGPU:
+    """Stands for an array that a kernel captures, as Numba sees one of a GPU."""
+
+    __cuda_array_interface__ = None
+
+    def __init__(self, array):
+        self._numba_type_ = _kind(None, array)
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)
+class _Captured(FunctionPass):
+    _name = "shmemkit_captured"
+
+    def __init__(self):
+        FunctionPass.__init__(self)
+
+    def run_pass(self, state):
+        found = False
+        for block in state.func_ir.blocks.values():
+            for assigned in block.find_insts(Assign):
+                value = assigned.value
+                if isinstance(value, (Global, FreeVar)) and isinstance(value.value, np.ndarray):
+                    if any(tells(value.value) for tells in _on_device):
+                        value.value, found = _ArrayOfTheGPU(value.value), True
+        return found
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
@@ -279,6 +320,8 @@ def _explained(error, function, signature):
     file, line = _place(error, function)
     text = str(error).strip()
     reasons = [f"  {reason}\n" for reason in _REASON.findall(text)]
+    if "Cannot modify readonly array" in text:
+        reasons.append(f"  {_READ_ONLY}\n")
     return (
         f"kernel {function.__name__}: Numba refuses to compile it, so it runs on no GPU. SHMEMKIT_TYPING=0 "
         f"runs it here all the same.\n  {shown_place(file, line)}: {linecache.getline(file, line).strip()}\n"

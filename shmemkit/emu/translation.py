@@ -17,6 +17,7 @@ import numba
 import numpy as np
 from numba import cuda as numba_cuda
 
+from shmemkit.compiler.type_check import captured_as_memory
 from shmemkit.support.host_program import current_world
 from shmemkit.support.names_in_code import names_in
 
@@ -83,6 +84,15 @@ def _machine():
     return getattr(getattr(current_world(), "backend", None), "machine", None)
 
 
+def _memory_of(array):
+    """The machine on whose device `array` is, or None."""
+    machine = _machine()
+    return machine if machine is not None and is_on_device(array, machine) else None
+
+
+captured_as_memory(lambda array: _memory_of(array) is not None)
+
+
 def _translate(value, name, is_sized):
     """What `value`, found under `name` in a kernel's globals or closure, is on the emulator."""
     if isinstance(value, types.ModuleType):
@@ -95,8 +105,7 @@ def _translate(value, name, is_sized):
         cast = cast_of(value, is_sized)
         return value if cast is None else cast
     if isinstance(value, np.ndarray):
-        machine = _machine()
-        if machine is not None and is_on_device(value, machine):
+        if (machine := _memory_of(value)) is not None:
             return machine.seen(value, is_sized)
         constant = np.array(value)  # no access of the program's, as value.copy() might be
         constant.flags.writeable = False

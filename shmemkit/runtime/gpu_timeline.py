@@ -10,7 +10,7 @@ from collections import defaultdict
 from time import perf_counter_ns
 
 import numpy as np
-from numba import cuda
+from numba import cuda, types
 
 from shmemkit.device import ComparisonType, SignalOp, notify, rank, signal_op, signal_wait_until
 from shmemkit.device.cuda import timeline_records
@@ -67,6 +67,15 @@ def offsets(answered, sent, received):
 @cuda.jit
 def read_clock(time):
     time[0] = clock()
+
+
+_words = types.Array(types.uint64, 1, "C")
+_ping_pong = (_words, types.Array(types.int64, 1, "C"), types.int64, types.int64)
+GPU_KERNELS = {
+    "ping_pong": (ping_pong_kernel(False), _ping_pong),
+    "ping_pong[network]": (ping_pong_kernel(True), _ping_pong),
+    "read_clock": (read_clock, _ping_pong[1:2]),
+}
 
 
 def spans_of(records, rank, what):

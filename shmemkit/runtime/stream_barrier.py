@@ -18,7 +18,7 @@ Steps 1 and 3 run even when a wait of this rank has expired, unlike `notify` (``
 So every rank counts each of its epochs exactly once, and an expired barrier does not disturb a later one.
 """
 
-from numba import cuda
+from numba import cuda, types
 
 from shmemkit.device import (
     griddepcontrol_launch_dependents,
@@ -91,6 +91,13 @@ def team_barrier_kernel(arrivals, epoch, first, end, signals):
     target = arrive_and_wait(arrivals, there, epoch, first, end)
     if cuda.threadIdx.x == 0:
         epoch[0] = target
+
+
+_words = types.Array(types.uint64, 1, "C")
+GPU_KERNELS = {
+    "barrier": (barrier_kernel, (_words, _words)),
+    "team_barrier": (team_barrier_kernel, (_words, _words, types.int64, types.int64, _words)),
+}
 
 
 def bind_barrier(arrivals, epoch, n_ranks, stream, group=None):

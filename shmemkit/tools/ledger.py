@@ -39,6 +39,7 @@ def modules() -> list:
     names = [f"shmemkit.{room}" for room in ("collectives", "gemm", "moe", "attention")]
     for package in [importlib.import_module(name) for name in names]:
         names += [found.name for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    names += ["shmemkit.runtime.gpu_timeline", "shmemkit.runtime.stream_barrier"]
     return [importlib.import_module(name) for name in names]
 
 

@@ -147,10 +147,14 @@ def test_heads(group, head_dim, dtype):
 
 
 @pytest.mark.parametrize("form", ["all_gather", "all_to_all"])
-@pytest.mark.parametrize("lengths, calls", [([[3], [0], [1]], 2), *slow(([[35, 0], [0, 18], [1, 0]], 3))])
+@pytest.mark.parametrize(
+    "lengths, calls", [([[3], [0]], 2), *slow(([[3], [0], [1]], 2), ([[35, 0], [0, 18], [1, 0]], 3))]
+)
 def test_races_and_delivery(form, lengths, calls):
     gpu = "H200,sms=2,blocks=1"
-    check(Case(lengths, 3), 16, form, calls=calls, races=True, delivery="unordered", seed=3, gpu=gpu)
+    check(
+        Case(lengths, len(lengths)), 16, form, calls=calls, races=True, delivery="unordered", seed=3, gpu=gpu
+    )
 
 
 def test_few_blocks_share_the_units():
@@ -283,7 +287,7 @@ def test_in_many_orders():
 
 def test_a_graph_of_other_lengths():
     case = Case([[40, 3], [20, 64]], 1, 2)
-    turns = [[[40, 3], [20, 64]], [[0, 0], [20, 1]], [[1, 3], [0, 0]]]
+    turns = [[[40, 3], [0, 64]], [[0, 0], [20, 1]]]
 
     def main(world):
         op = sk.FlashDecode(world, 2, 2, 1, 64)
@@ -367,9 +371,9 @@ def test_a_block_table_of_more_room_than_lengths_can_say():
 
     def main(world):
         op = sk.FlashDecode(world, 1, 1, 1, 64)
-        k, v = np.zeros((2, 1, 1 << 12, 1, 64), case.dtype)
+        k, v = np.zeros((2, 1, 1 << 14, 1, 64), case.dtype)
         k[0, :3], v[0, :3] = case.k[0, 0], case.v[0, 0]
-        return op(case.q, k, v, case.lengths[0], np.zeros((1, 1 << 19), "int32"))
+        return op(case.q, k, v, case.lengths[0], np.zeros((1, 1 << 17), "int32"))
 
     (found,) = spmd(1, main)
     np.testing.assert_allclose(found.astype("float64"), case.expected(), rtol=2e-2, atol=2e-2)

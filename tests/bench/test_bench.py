@@ -379,7 +379,7 @@ def test_all_gather(n, tmp_path):
             ("all_reduce", sk.AllReduce, 2),
             ("reduce_scatter", sk.ReduceScatter, 1),
             ("all_to_all", sk.AllToAll, 1),
-            ("broadcast", sk.Broadcast, 1.5),
+            ("broadcast", sk.Broadcast, 2),
             ("gather", sk.Gather, 1),
             ("reduce", sk.Reduce, 1),
             ("scatter", sk.Scatter, 1),
@@ -387,14 +387,14 @@ def test_all_gather(n, tmp_path):
     ],
 )
 def test_other_collectives(op, host, passes, tmp_path):
-    arguments = ["--sizes", "96", "--out", "private,symmetric", "--dtype", "float16", "--replays", "2"]
-    data, printed = measured(tmp_path, 3, op, *arguments)
+    arguments = ["--sizes", "96", "--out", "private,symmetric", "--dtype", "float16", "--replays", "1"]
+    data, printed = measured(tmp_path, 2, op, *arguments)
     ours = [row for row in data["rows"] if row["method"] not in results.NCCL_WAYS]
     names = [name for name in (*host.methods, "auto") for _ in tuning.OUTPUTS]
     assert [(row["op"], row["method"]) for row in ours] == [(op, name) for name in names]
     for row in ours:
         assert "note" not in row and row["us"] > 0
-        assert row["bus_GBps"] == pytest.approx(passes * row["bytes"] * 2 / 3 / row["us"] / 1e3)
+        assert row["bus_GBps"] == pytest.approx(passes * row["bytes"] / 2 / row["us"] / 1e3)
     assert all(name in printed for name in names)
 
 

@@ -610,7 +610,7 @@ def layers(op, way, path):
         for _ in range(2):  # they can be used again
             for case in (product, between, both):
                 case.make()
-            times = measure.measure_all(world, sk.Timer(world, 3, 2), pairs)
+            times = measure.measure_all(world, sk.Timer(world, 2, 1), pairs)
             found += [(c.method, us and note) for (_, c), (us, note) in zip(pairs, times, strict=True)]
         for _, contender in pairs:
             contender.close()

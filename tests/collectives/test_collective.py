@@ -28,7 +28,7 @@ def test_calls_of_several_objects_are_in_one_order():
         others = sk.Barrier(world), sk.ExpertParallel(world, 1, 8, 2, 1)
         assert all(other._order is gather._order for other in others)
 
-    for seed in (None, 0, 1):
+    for seed in (None, 1):
         sk.emu.run(main, 2, races=True, delivery="unordered", seed=seed)
 
 

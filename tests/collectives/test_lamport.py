@@ -192,8 +192,8 @@ def test_accesses(armed):
     data, lines = types.Array(types.complex128, 1, "C"), types.Array(types.uint64, 1, "C")
     with arming() if armed else contextlib.nullcontext():
         ptx = compile_ptx(swap, (data, data, lines, types.int64, types.int64))
-    assert len(re.findall(r"st\.relaxed\.sys\.global\.v2\.b64", ptx)) == 4
-    looks = len(re.findall(r"ld\.relaxed\.sys\.global\.v2\.b64", ptx))
+    assert len(re.findall(r"st\.relaxed\.sys\.global\.b128", ptx)) == 4
+    looks = len(re.findall(r"ld\.relaxed\.sys\.global\.b128", ptx))
     assert looks % 2 == 0 and looks >= 2
     assert ("globaltimer" in ptx) == armed
     needed = resources(ptx)
@@ -208,7 +208,7 @@ def store_one(lines, pe):
 def test_nothing_is_stored_when_the_time_is_up():
     with arming():
         ptx = compile_ptx(store_one, (types.Array(types.uint64, 1, "C"), types.int64))
-    assert re.search(r"ld\.relaxed\.gpu.*st\.relaxed\.sys\.global\.v2", ptx, re.DOTALL)
+    assert re.search(r"ld\.relaxed\.gpu.*st\.relaxed\.sys\.global\.b128", ptx, re.DOTALL)
 
 
 class Places(Memory):

@@ -1,5 +1,5 @@
-"""Every kernel of collectives, gemm, moe and attention compiles for Hopper and Ampere without spills, and
-without local memory unless it calls NVSHMEM, whose functions take the addresses of their arguments.
+"""Every kernel of collectives, gemm, moe, attention and runtime compiles for Hopper and Ampere without
+spills, and without local memory unless it calls NVSHMEM, whose functions take addresses of their arguments.
 
 A module lists all of its kernels with argument types that users would pass:
 

@@ -553,3 +553,41 @@ def test_the_first_kernel_of_a_process():
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
     )
     assert float(run.stdout) < 1.5
+
+
+def test_captured_arrays_of_the_device_may_be_written():
+    """As numba-cuda takes them: those of an array module, of Numba and symmetric ones; none of the host."""
+
+    def main():
+        world = sk.init()
+        arrays = [world.xp.zeros(1, "int32"), cuda.to_device(np.zeros(1, "int32")), sk.zeros(1, "int32", "x")]
+
+        def writes(x):
+            @cuda.jit(device=True)
+            def one():
+                x[0] += 1
+
+            @cuda.jit
+            def kernel():
+                one()
+                x[0] += 1
+
+            return kernel
+
+        for array in arrays:
+            writes(array)[1, 1, world.stream]()
+            world.synchronize()
+            assert np.asarray(array).tolist() == [2]
+        several = tuple(arrays)
+
+        @cuda.jit
+        def in_a_tuple():
+            several[0][0] = 1
+
+        for kernel in (writes(np.zeros(1, "int32")), in_a_tuple):
+            with pytest.raises(
+                TypingError, match="an array of the host that a kernel captures is a constant"
+            ):
+                kernel[1, 1, world.stream]()
+
+    sk.emu.run(main, 1)

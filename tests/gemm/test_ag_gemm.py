@@ -91,17 +91,17 @@ by_parts = functools.partial(in_a_row, options=small(by_columns=True))
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
-    ("n_pes", "rows", "sms"),
+    ("n_pes", "rows", "k", "sms"),
     [
-        (1, 70, 2),
-        (2, 64, 1),  # one block: in the order of the tiles
-        *slow((3, 64, 2)),
-        *slow((3, 40, 2)),  # tiles in several segments: mine is copied first
-        *slow((5, 16, 1)),
+        (1, 70, 72, 2),
+        (2, 64, 8, 1),  # one block: in the order of the tiles
+        *slow((2, 64, 72, 1), (3, 64, 72, 2)),
+        *slow((3, 40, 72, 2)),  # tiles in several segments: mine is copied first
+        *slow((5, 16, 72, 1)),
     ],
 )
-def test_overlap(pes, n_pes, rows, sms):
-    assert pes(n_pes).run(in_a_row, 2, rows, 72, 16, None, "overlap", sms) == [2] * n_pes
+def test_overlap(pes, n_pes, rows, k, sms):
+    assert pes(n_pes).run(in_a_row, 2, rows, k, 16, None, "overlap", sms) == [2] * n_pes
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
@@ -120,7 +120,7 @@ def test_by_columns(pes, n_pes, rows, k):
 @pytest.mark.each_value
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
-@pytest.mark.parametrize("rows", [64, 24])
+@pytest.mark.parametrize("rows", [24, *slow(64)])
 def test_gathered_rows(pes, rows, given):
     assert pes(2).run(in_a_row, 2, rows, 64, 16, given, "overlap", 2) == [2] * 2
 
@@ -134,7 +134,12 @@ def test_parts_of_k(pes, by_columns):
 
 @pytest.mark.parametrize(
     ("n_pes", "given", "method"),
-    [(1, None, "auto"), (2, "symmetric", "sequential"), (2, "private", "auto"), (3, None, "sequential")],
+    [
+        (1, None, "auto"),
+        (2, "symmetric", "sequential"),
+        (2, "private", "auto"),
+        *slow((3, None, "sequential")),
+    ],
 )
 def test_sequential(pes, n_pes, given, method):
     assert pes(n_pes).run(in_a_row, 2, 10, 24, 9, given, method) == [2] * n_pes
@@ -146,9 +151,9 @@ def test_what_the_kernel_cannot_compute(pes):
 
 
 def test_on_several_nodes(pes):
-    assert pes(4, local_size=2).run(in_a_row, 2, 3, 8, 8, None, "auto") == [2] * 4
+    assert pes(2, local_size=1).run(in_a_row, 2, 3, 8, 8, None, "auto") == [2] * 2
     with pytest.raises(ValueError, match="method='overlap': .* on another node"):
-        pes(4, local_size=2).run(in_a_row, 2, 3, 8, 8, None, "overlap")
+        pes(2, local_size=1).run(in_a_row, 2, 3, 8, 8, None, "overlap")
 
 
 @pytest.mark.slow

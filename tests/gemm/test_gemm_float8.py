@@ -178,7 +178,7 @@ def test_grouped(counts, tile):
             np.empty((sum(counts) + 3, 136), "float32"),
             sk.GroupedGemm("sm90", options={"tile": tile}),
         )
-        for _ in range(2):
+        for _ in range(1 if sum(counts) < 10 else 2):
             out[:] = 77
             grouped(operands.x, operands.w, np.array(counts, "int32"), out, scales=operands.scales)
             world.synchronize()
@@ -208,7 +208,7 @@ ONE_LEVEL = {128: 1.2e-4, 1024: 5.2e-4, 4096: 1.3e-3, 16384: 3.1e-3}
 TWO_LEVELS = 1.2e-4
 
 
-@pytest.mark.parametrize("k", [128, 1024, 4096, *slow(16384)])
+@pytest.mark.parametrize("k", [128, 1024, *slow(4096, 16384)])
 def test_two_levels_lose_no_more_than_one_block(k):
     def main():
         world, operands, gpu = (

@@ -39,7 +39,7 @@ def test_operands_may_be_stored_otherwise_on_each_rank(pes, tile, part_dtype):
     options = {"tile": tile}
 
     def main():
-        world, size = sk.init(), (8, 72, 72)
+        world, size = sk.init(), (8, 40, 24)
         product = sk.GemmReduceScatter(
             world, *size[:2], part_dtype=part_dtype, method="fused", options=options
         )

@@ -67,7 +67,7 @@ CHANGING = ["random", "some have none", "one expert", "none", "an expert without
     ],
 )
 def test_overlap(n_ranks, m, topk, experts, n, k):
-    run(n_ranks, "overlap", CHANGING, m, topk, experts, n, k)
+    run(n_ranks, "overlap", CHANGING if m > 3 else CHANGING[:2], m, topk, experts, n, k)
 
 
 def test_all_experts_of_a_token():

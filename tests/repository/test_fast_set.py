@@ -33,6 +33,13 @@ def test_values(a, b, c):
 def test_combinations(a, b):
     pass
 
+@pytest.mark.each_value
+@pytest.mark.parametrize("a", "12")
+@pytest.mark.parametrize("b", "34")
+@pytest.mark.parametrize("c", "56")
+def test_pairs(a, b, c):
+    pass
+
 @pytest.mark.slow
 def test_slow():
     pass
@@ -57,7 +64,10 @@ FAST += ["test_large[3-1]", "test_any", "test_number_of_examples"]
 SLOW = ["test_values[3-4-2]", "test_combinations[3-2]", "test_combinations[4-1]", "test_slow"]
 SLOW += [*(f"test_values[{b}-{a}]" for b in ("5-6", "seven") for a in (1, 2)), "test_large[4-1]"]
 SLOW += ["test_combinations[5-1]", "test_combinations[6-2]"]
+FAST += ["test_pairs[5-3-1]", "test_pairs[6-4-2]"]
+SLOW += ["test_pairs[5-3-2]", "test_pairs[5-4-1]", "test_pairs[6-3-1]"]
 FULL = ["test_combinations[5-2]", "test_combinations[6-1]", "test_large[3-2]", "test_large[4-2]"]
+FULL += ["test_pairs[5-4-2]", "test_pairs[6-3-2]", "test_pairs[6-4-1]"]
 
 
 @pytest.fixture
@@ -83,7 +93,7 @@ def run(pytester):
         (["--slow"], FAST + SLOW),
         (["--full"], FAST + SLOW + FULL),
         (["-m", "full"], FULL),
-        (["test_suite.py::test_large[4-2]"], FULL[-1:]),
+        (["test_suite.py::test_large[4-2]"], ["test_large[4-2]"]),
         (["-m", "slow"], SLOW),
         (["-m", "not gpu and slow"], SLOW),
         (["test_suite.py::test_slow"], ["test_slow"]),

@@ -75,14 +75,14 @@ def test_collectives(pes, kind):
         for name, (made, function, x, wanted) in collectives(world).items():
             for call in (made, function):
                 results = [call(kind(x.copy()))]  # a broadcast writes it
-                for other in (kind, np.array):
+                for other in (kind, np.array) if call is made else ():
                     out = None if wanted is None else other(np.zeros_like(wanted))
                     results.append(call(kind(x), out=out))
                     assert results[-1] is out
                     results.append(call(x.copy(), out=out))
                 world.synchronize()
                 if wanted is None:
-                    assert results == [None] * 5
+                    assert results == [None] * len(results)
                     continue
                 assert isinstance(results[0], kind if name == "Broadcast" and kind is not tensor else new)
                 for result in results:

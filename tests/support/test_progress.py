@@ -203,6 +203,7 @@ def test_where_it_is_shown():
     assert piped.communicate() == ("end\n", "")
 
 
+@pytest.mark.processes(1)
 def test_what_is_no_terminal_is_not_written_to(tmp_path):
     file = tmp_path / "file"
     file.write_text("text")
@@ -210,6 +211,7 @@ def test_what_is_no_terminal_is_not_written_to(tmp_path):
     assert written(*sleep, SHMEMKIT_PROGRESS=str(file)) == "" and file.read_text() == "text"
 
 
+@pytest.mark.processes(1)
 def test_a_rank_in_the_background_goes_on():
     """As mpirun's ranks are, on a terminal that stops what writes to it in the background."""
     job = python("""
@@ -284,6 +286,7 @@ def test_bench_says_which_case_runs():
     assert not re.search("of 5", "\n".join(seen(text)))
 
 
+@pytest.mark.processes(1)
 def test_kernels_that_compile_are_named():
     pytest.importorskip("cuda.core")
     text = written(

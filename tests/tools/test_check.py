@@ -54,9 +54,9 @@ def test_every_method_is_a_case():
 # ---- planted faults
 
 
-def planted(monkeypatch, when):
+def planted(monkeypatch, when, only=lambda out, in_place: True):
     """AllGather gets the method "planted", which leaves one element as it was, in calls as `when` says:
-    (its call, from 1 on; whether a graph captures it; ranks)."""
+    (its call, from 1 on; whether a graph captures it; ranks); `only` with such arrays."""
 
     class Planted(Pull):
         calls = 0
@@ -71,6 +71,7 @@ def planted(monkeypatch, when):
                 self.calls += 1
                 handle = backend.handle(stream)
                 stale = when(self.calls, backend.capture_of(stream) is not None, self.world.n_ranks)
+                stale = stale and only(out, in_place)
                 for each in (keep, run, restore) if stale else (run,):
                     each(stream if each is run else handle)
 
@@ -98,6 +99,18 @@ def test_one_element_that_is_stale(monkeypatch, capsys, when, where):
     assert f"WRONG: AllGather planted float32, 37 elements, {where.split(', ')[-1]}" in said
     assert "1 of 74 elements are wrong, the first at 73" in said
     assert "1 of them were not written" in said or "1 of them are as with" in said
+
+
+@pytest.mark.parametrize(
+    "only, where",
+    [(lambda out, in_place: in_place, "in place"), (lambda out, in_place: out.ctypes.data % 8, "unaligned")],
+)
+def test_wrong_with_such_arrays_only(monkeypatch, capsys, only, where):
+    planted(monkeypatch, lambda call, captured, n: True, only)
+    assert run(*ONLY) == command.WRONG
+    said = capsys.readouterr().out
+    assert f"WRONG: AllGather planted float32, 134 elements, {where}, the first call" in said
+    assert "1 of 268 elements are wrong, the first at 267" in said
 
 
 @pytest.mark.parametrize("n, status", [(3, command.INCOMPLETE), (4, command.WRONG)])

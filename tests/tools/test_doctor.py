@@ -232,17 +232,17 @@ def run(*arguments, **environment):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environment)
 
 
-@pytest.mark.processes(1)
+@pytest.mark.processes(2)  # doctor starts another
 def test_this_machine():
     job = run("doctor", SHMEMKIT_BACKEND="emulator")
     assert job.returncode == 0, job.stdout + job.stderr
     assert "SHMEMKIT_BACKEND asks for it" in job.stdout
 
 
-@pytest.mark.processes(1)
-def test_backend_that_does_not_exist():
-    job = run("doctor", SHMEMKIT_BACKEND="tpu")
-    assert job.returncode == 1 and "'tpu'" in job.stdout
+def test_backend_that_does_not_exist(monkeypatch, capsys):
+    monkeypatch.setattr(Elsewhere, "chosen_backend", doctor.Machine.chosen_backend)
+    monkeypatch.setenv("SHMEMKIT_BACKEND", "tpu")
+    assert doctor.main(Elsewhere("emulator")) == 1 and "'tpu'" in capsys.readouterr().out
 
 
 def test_command_line(capsys, monkeypatch):

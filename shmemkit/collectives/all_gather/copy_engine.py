@@ -62,7 +62,7 @@ from numba import cuda, types
 
 from shmemkit.device import span, wait
 from shmemkit.runtime.launch import MAX_THREADS, bind
-from shmemkit.runtime.stream_barrier import bind_team_barrier, team_barrier_kernel
+from shmemkit.runtime.stream_barrier import bind_team_barrier
 from shmemkit.support.settings import array_text
 from shmemkit.typing import AnyStream, Array
 
@@ -307,8 +307,7 @@ def _nothing(stream):
     pass
 
 
-_words, _number = types.Array(types.uint64, 1, "C"), types.int64
+_words = types.Array(types.uint64, 1, "C")
 GPU_KERNELS = {
     "await_segments": (await_segments, (_words,)),
-    "team_barrier": (team_barrier_kernel, (_words, _words, _number, _number, _words)),
 }

@@ -100,10 +100,43 @@ class Moved(Subject):
         if self.symmetric:  # made by all ranks
             made = self.symmetric(*of)
             return [made] if self.gets else []
-        return [self.arrays.empty(*of)] if self.gets else []
+        return [self.arrays.empty(*of, self.first)] if self.gets else []
 
     def enqueue(self, inputs, outputs):
         self.call(inputs[0] if self.gives else None, outputs[0] if outputs else None)
+
+
+class Unaligned(Moved):
+    """x and out begin at element 1."""
+
+    first, slow = 1, True
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.name += ", unaligned"
+
+
+class InPlace(Moved):
+    """Of x and out the smaller is this rank's segment of the larger."""
+
+    slow = True
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.name += ", in place"
+
+    def enqueue(self, inputs, outputs):
+        if not (self.gives and outputs):
+            super().enqueue(inputs, outputs)
+            return
+        (x,), (out,) = inputs, outputs
+        if self.what.scatters:
+            self.call(x, x[self.me])
+            self.copy(out, x[self.me])
+        else:
+            segment = out[self.me] if self.what.gathers else out
+            self.copy(segment, x)
+            self.call(segment, out)
 
 
 def sizes_of(what, n, dtype, emulated, extra=()):

@@ -34,7 +34,8 @@ class Simple(Subject):
         ]
 
     def outputs(self):
-        return [self.arrays.empty(*each) for each in zip(self.out_shapes, self.out_dtypes, strict=True)]
+        shapes = zip(self.out_shapes, self.out_dtypes, strict=True)
+        return [self.arrays.empty(*each, self.first) for each in shapes]
 
     def float64(self, *arrays):
         return [x.astype("float64") for x in arrays]
@@ -249,22 +250,22 @@ class Dispatched(Experts):
 
     def enqueue(self, inputs, outputs):
         out, counts, rows = outputs
-        received, backend = self.ep.dispatch(*inputs), self.world.backend
-        for dst, src in (counts, received.counts), (rows, received.rows):
-            dst, src = (x.reshape(-1).view("uint8") for x in (dst, src))
-            backend.copy(dst, src)(backend.handle(None))
+        received = self.ep.dispatch(*inputs)
+        self.copy(counts, received.counts)
+        self.copy(rows, received.rows)
         self.ep.combine(received.rows, out)
 
 
 class Rows(Simple):
-    """AllReduceRMSNorm."""
+    """AllReduceRMSNorm; "in place" behind the sizes: out is x, and new_residual the residual."""
 
     eps = 1e-6
 
     def __init__(self, world, arrays, call, sizes, dtype):
         super().__init__(world, arrays)
-        self.call, (tokens, hidden) = call, sizes
-        self.shapes, self.name = ((tokens, hidden), (tokens, hidden), (hidden,)), f"{tokens} x {hidden}"
+        self.call, (tokens, hidden, *self.in_place) = call, sizes
+        self.shapes = (tokens, hidden), (tokens, hidden), (hidden,)
+        self.name = ", ".join((f"{tokens} x {hidden}", *self.in_place))
         self.dtypes, self.out_dtypes, self.out_shapes = (dtype,) * 3, (dtype,) * 2, self.shapes[:2]
         most = 200 // (self.n + 1)
         self.span, self.tolerance = (2 * most + 1, -most), (NEAR[dtype], 0)
@@ -280,8 +281,11 @@ class Rows(Simple):
         return [residual / self.xp.sqrt(mean + self.eps) * weight, residual]
 
     def enqueue(self, inputs, outputs):
-        out, residual = outputs
-        self.call(*inputs, self.eps, out, residual)
+        if self.in_place:
+            for dst, src in zip(outputs, inputs, strict=False):
+                self.copy(dst, src)
+            inputs = [*outputs, inputs[2]]
+        self.call(*inputs, self.eps, *outputs)
 
 
 class Attention(Simple):
@@ -369,12 +373,13 @@ class Queued(Simple):
 
 
 class Splits(Simple):
-    """AllToAllV of rows whose numbers differ."""
+    """AllToAllV of rows whose numbers differ; "unaligned" may stand behind the sizes."""
 
     def __init__(self, world, arrays, call, sizes, dtype):
         super().__init__(world, arrays)
-        self.call, (most, width) = call, sizes
-        self.most, self.name = most, f"{most} rows of {width} for a rank"
+        self.call, (most, width, *unaligned) = call, sizes
+        self.most, self.first = most, len(unaligned)
+        self.name = ", ".join((f"{most} rows of {width} for a rank", *unaligned))
         self.shapes, self.dtypes = ((self.n * most, width),), (dtype, "int64")
         self.out_shapes, self.out_dtypes = (*self.shapes, (self.n,)), (dtype, "int64")
         self.span = span_of(dtype), 0
@@ -410,14 +415,8 @@ class Met(Simple):
         return [x for (x,) in given]
 
     def enqueue(self, inputs, outputs):
-        backend = self.world.backend
-        handle = backend.handle(None)
-        backend.copy(_bytes(self.board), _bytes(inputs[0]))(handle)
+        self.copy(self.board, inputs[0])
         self.call()
         for out, theirs in zip(outputs, self.theirs, strict=True):
-            backend.copy(_bytes(out), _bytes(theirs))(handle)
+            self.copy(out, theirs)
         self.call()
-
-
-def _bytes(array):
-    return array.reshape(-1).view("uint8")

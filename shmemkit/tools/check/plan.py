@@ -18,7 +18,7 @@ from shmemkit.gemm.reduce_scatter.host_objects import GemmCollective
 from shmemkit.support.dtypes import REDUCIBLE, numpy_dtype
 
 from . import layers
-from .collectives import DESCRIPTIONS, Moved, sizes_of
+from .collectives import DESCRIPTIONS, InPlace, Moved, Unaligned, sizes_of
 
 partial: Any = functools.partial  # names of methods are strings here, not literals
 FIRST = "float32", "bfloat16"  # of each method
@@ -129,6 +129,9 @@ def _collective(name, what, method, dtype, choices, taken, symmetric=False, op="
         made = what.make(world, largest, method, root, op)
         output = made.output if symmetric else None
         subjects = [Moved(world, arrays, what, size, dtype, root, op, made, output) for size in sizes]
+        if not thin:  # other arrays for kernels that are compiled by now
+            others = [Unaligned] if what.gathers and what.scatters else [Unaligned, InPlace]
+            subjects += [kind(world, arrays, what, sizes[1], dtype, root, op, made) for kind in others]
         takes: tuple = ()
         if method == "auto":
             takes = tuple({method for those in made._choices.values() for _, method in those})
@@ -289,7 +292,8 @@ def of_rows(world):
     for hidden, tokens in ((40, (3,)),) if is_emulated(world) else ((4096, (1, 33)), (520, (64,))):
         for method in ("auto", *sk.AllReduceRMSNorm.methods):
             for dtype in halves(world):
-                sizes, variant = [(rows, hidden) for rows in tokens], f"of {hidden}"
+                sizes: list = [(rows, hidden) for rows in tokens]
+                sizes, variant = [*sizes, (*sizes[-1], "in place")], f"of {hidden}"
                 make = partial(sk.AllReduceRMSNorm, world, tokens[-1], hidden, dtype, method)
                 yield case(
                     *(world, "AllReduceRMSNorm", method, dtype, layers.Rows, make, sizes), variant=variant
@@ -302,9 +306,13 @@ def of_exchanges(world):
     for dtype in FIRST:
         make = partial(sk.Queue, world, 4, size[1], dtype, **few)
         yield case(world, "Queue", "", dtype, layers.Queued, make, [size])
-    sizes = [(5, 7)] if is_emulated(world) else [(40, 33), (100, 512)]
+    sizes = (
+        [(5, 7), (5, 4, "unaligned")] if is_emulated(world) else [(40, 33), (100, 512), (40, 32, "unaligned")]
+    )
     for dtype in ("float32", "uint8"):
-        make = partial(sk.AllToAllV, world, 4 * world.n_ranks * sizes[-1][0] * sizes[-1][1])
+        make = partial(
+            sk.AllToAllV, world, 4 * world.n_ranks * max(most * width for most, width, *_ in sizes)
+        )
         yield case(world, "AllToAllV", "", dtype, layers.Splits, make, sizes)
     for of in ("Barrier", "World"):
         yield Case(of, "" if of == "Barrier" else "barrier", "", partial(_met, of == "Barrier"), of, True)

@@ -42,9 +42,11 @@ class Arrays:
         self.xp, self.backend = world.xp, world.backend
         self._hashes, self._tables = {}, {}
 
-    def empty(self, shape, dtype):
+    def empty(self, shape, dtype, first=0):
+        """It begins at element `first` of what is allocated."""
         dtype = numpy_dtype(getattr(dtype, "name", dtype))  # CuPy makes no array of float8, but takes a view
-        return self.xp.empty(math.prod(shape) * dtype.itemsize, "uint8").view(dtype).reshape(shape)
+        made = self.xp.empty((first + math.prod(shape)) * dtype.itemsize, "uint8").view(dtype)
+        return made[first:].reshape(shape)
 
     def integers(self, shape, span, call, rank, low=0, mixed=False):
         """int32: those of `rank` in `call`, low .. low + span - 1. An element is the same again after `span`
@@ -104,6 +106,7 @@ class Subject:
     calls       the most at once: large arrays take memory
     slow        on the emulator
     private     whether peers write to no output
+    first       the element of their memory at which arrays begin; 1: they are not aligned
     """
 
     name = ""
@@ -111,7 +114,7 @@ class Subject:
     out_dtypes: tuple[str, ...]
     tolerance: tuple[float, ...] = ()  # default: exact
     calls = 6
-    private, slow = True, False
+    private, slow, first = True, False, 0
     given: Callable[[int, int], list[Any]]
     result: Callable[[list[Any]], list[Any]]
     outputs: Callable[[], list[Any]]
@@ -124,7 +127,19 @@ class Subject:
     def inputs(self, call):
         """This rank's arrays."""
         given = self.given(call, self.me)
-        return [self.arrays.narrow(x, dtype) for x, dtype in zip(given, self.dtypes, strict=True)]
+        made = [self.arrays.narrow(x, dtype) for x, dtype in zip(given, self.dtypes, strict=True)]
+        return [self._moved(x) for x in made] if self.first else made
+
+    def _moved(self, array):
+        moved = self.arrays.empty(array.shape, array.dtype, self.first)
+        moved.reshape(-1).view("uint8")[...] = array.reshape(-1).view("uint8")
+        return moved
+
+    def copy(self, dst, src):
+        """On the World's stream."""
+        backend = self.world.backend
+        dst, src = (x.reshape(-1).view("uint8") for x in (dst, src))
+        backend.copy(dst, src)(backend.handle(None))
 
     def wanted(self, calls):
         """-> the outputs of a call of which rank r has given what it gives in calls[r], each as (array, what
