@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import Any
 
 from shmemkit.support import command_line, progress, settings, timeouts
 
@@ -25,9 +24,10 @@ Everything after SCRIPT, MODULE or CODE goes to the program, "--" included.
 "--" in front of SCRIPT ends the options.
 
 Python   the one that runs this command.
-MPI      $SHMEMKIT_MPIRUN if it is set; else srun inside a Slurm allocation; else
-         the first mpirun on PATH whose library mpi4py can load; else the mpirun
-         of this Python. One rank on this host starts without any.
+MPI      $SHMEMKIT_MPIRUN if it is set; else, inside a Slurm allocation, srun with
+         --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), if it has that; else the first
+         mpirun on PATH whose library mpi4py can load; else the mpirun of this
+         Python. One rank on this host starts without any.
 Ranks    run as "python -m mpi4py ...": an exception in one ends all of them. The
          exit status is passed on. There may be more ranks than cores or slots,
          unless another host than this one is named.
@@ -57,7 +57,9 @@ def main(arguments):
         say(line)
     passed_over = []
     try:
-        launcher = find_launcher(options.n, options.hostfile or options.host, passed_over)
+        launcher = find_launcher(
+            options.n, options.hostfile or options.host, passed_over, mpi_args=options.mpi_arg
+        )
     except RuntimeError as error:
         fail("\n".join([*passed_over, str(error)]))
     for line in passed_over:
@@ -69,7 +71,10 @@ def main(arguments):
 
         print(shlex.join([*(f"{name}={value}" for name, value in changes.items()), *command]))
         return 0
-    with_mpi = f"{launcher} ({launcher.path}), " if launcher else ""
+    with_mpi = ""
+    if launcher:
+        protocol = f" --mpi={launcher.protocol} for {launcher.library}" if launcher.protocol else ""
+        with_mpi = f"{launcher} ({launcher.path}{protocol}), "
     say(f"{options.n} rank{'s' * (options.n > 1)}, {with_mpi}{sys.executable}")
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; what is started here would inherit that
         signal.signal(ignored, signal.SIG_DFL)
@@ -172,7 +177,7 @@ KINDS = (
     ("Open MPI", r"(?:Open MPI|OpenRTE)\)? v?(\d[\w.]*)"),
     ("Intel MPI", r"Intel\S* MPI.*?(\d[\w.]*)"),
     ("MPICH", r"(?:HYDRA|MPICH)(?:.*?Version:\s+(\S+))?"),
-    ("Slurm", r"^slurm (\S+)"),
+    ("Slurm", r"^slurm(?:-wlm)? (\d\S*)"),  # Debian's and Ubuntu's is slurm-wlm
 )
 MPICH_LIBRARIES = ["libmpi.so.12", "libmpich.so.12"]
 LIBRARIES = {"Open MPI": ["libmpi.so.40"], "MPICH": MPICH_LIBRARIES, "Intel MPI": MPICH_LIBRARIES}
@@ -186,7 +191,11 @@ class Mpi:
     version  as text; "" if unknown
     libmpi   of a launcher: what MPI4PY_LIBMPI has to be for mpi4py to load its library; "" if anything will
              do, None if nothing will
+    protocol of an srun: the --mpi that it is given for `library`, the Mpi that mpi4py loads; "" if none
     """
+
+    protocol = ""
+    library: "Mpi | None" = None
 
     def __init__(self, path, about):
         """`about`: what it prints about itself."""
@@ -213,16 +222,7 @@ class Mpi:
 
 def launcher_at(path):
     """The Mpi whose launcher is the program `path`."""
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-    }
-    try:
-        run = subprocess.run([path, "--version"], **pipes, text=True, errors="replace", timeout=20)
-        launcher = Mpi(path, run.stdout)
-    except (OSError, subprocess.TimeoutExpired):
-        launcher = Mpi(path, "")
+    launcher = Mpi(path, _output([path, "--version"]))
     launcher.libmpi = library_to_name(launcher)
     return launcher
 
@@ -286,25 +286,89 @@ def loaded_library():
     return Mpi(path, about)
 
 
-def find_launcher(n, hosts, passed_over, found=None):
+# The --mpi by which srun starts ranks of an MPI.
+PROTOCOLS = {"Open MPI": "pmix", "MPICH": "pmi2"}
+WITHOUT_SRUN = (
+    "Put the mpirun of the MPI that mpi4py loads on PATH, to start the ranks within the allocation. Or "
+    "install what srun lacks (for --mpi=pmix Debian needs libpmix-dev), or choose yourself, as by "
+    "--mpi-arg --mpi=pmi2. 'shmemkit doctor' shows what there is"
+)
+
+
+def protocol_for(srun, library):
+    """-> (the --mpi of `srun` for ranks that load `library`, ""), or ("", why it cannot start them)"""
+    kind = library.kind
+    if kind == "Intel MPI" and "I_MPI_PMI_LIBRARY" in os.environ:
+        kind = "MPICH"
+    if kind not in PROTOCOLS:
+        unless = ", unless I_MPI_PMI_LIBRARY names Slurm's libpmi2.so" if kind == "Intel MPI" else ""
+        return "", f"it starts no ranks of {library}{unless}"
+    needed, listed = PROTOCOLS[kind], _output([srun, "--mpi=list"])
+    named = sorted(set(re.findall(rf"\b{needed}(?:_v\d+)?\b", listed)), key=lambda name: (len(name), name))
+    if not named:
+        has = ", ".join(re.findall(r"^(?:srun: )?\s*(\w+)$", listed, re.M)) or "none"
+        return "", f"{library} needs --mpi={needed}; 'srun --mpi=list' shows {has}"
+    # Slurm lists its plugin for PMIx even where PMIx is not installed.
+    answer = _output([srun, f"--mpi={named[0]}", "--test-only", "-n", "1", "true"])
+    if "Invalid MPI type" in answer:
+        error = answer.partition("\n")[0].rpartition(": ")[2]
+        return "", f"{library} needs --mpi={named[0]}, which srun lists and does not load: {error}"
+    return named[0], ""
+
+
+def _output(command):
+    """What a program prints, within 20 s."""
+    try:
+        run = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=20,
+        )
+        return run.stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _choose_protocol(launcher, mpi_args):
+    """Set `protocol` of an srun, unless the user has chosen one. -> why it cannot start the ranks, or "" """
+    try:
+        launcher.library = loaded_library()
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}. {how_to_get_mpi()}") from None
+    if "SLURM_MPI_TYPE" in os.environ or any(arg.partition("=")[0] == "--mpi" for arg in mpi_args):
+        return ""
+    launcher.protocol, why_not = protocol_for(launcher.path, launcher.library)
+    return why_not
+
+
+def find_launcher(n, hosts, passed_over, found=None, mpi_args=()):
     """The Mpi that starts `n` ranks on `hosts` (None or "": this one); None for one rank on this host.
     Appends to `passed_over` what was found and cannot be used. RuntimeError if there is no MPI to use.
-    `found`: those to choose from; default: ``launchers()``."""
-    if chosen := os.environ.get("SHMEMKIT_MPIRUN"):
-        path = shutil.which(chosen)
+    `found`: those to choose from; default: ``launchers()``. `mpi_args`: what srun or mpirun is given."""
+    chosen, in_allocation = os.environ.get("SHMEMKIT_MPIRUN"), "SLURM_JOB_ID" in os.environ
+    if chosen or (in_allocation and shutil.which("srun")):
+        path = shutil.which(chosen or "srun")
         if path is None:
             raise RuntimeError(f"SHMEMKIT_MPIRUN={chosen} is not a program")
         launcher = launcher_at(path)
-        if not launcher.kind:
+        if not launcher.kind and chosen:
             raise RuntimeError(f"SHMEMKIT_MPIRUN={chosen} is none of Open MPI, MPICH, Intel MPI and srun")
-        return launcher
-    if "SLURM_JOB_ID" in os.environ and (path := shutil.which("srun")):
-        try:
-            loaded_library()
-        except RuntimeError as error:
-            raise RuntimeError(f"{error}. {how_to_get_mpi()}") from None
-        return launcher_at(path)
-    if n == 1 and not hosts:
+        if not launcher.kind:
+            raise RuntimeError(
+                f"this is a Slurm allocation, but {path} --version says {_output([path, '--version'])!r}. "
+                "Name the mpirun or srun to use in SHMEMKIT_MPIRUN"
+            )
+        why_not = _choose_protocol(launcher, mpi_args) if launcher.kind == "Slurm" else ""
+        if not why_not:
+            return launcher
+        passed_over.append(f"not using {path}: {why_not}")
+        if chosen:
+            raise RuntimeError(WITHOUT_SRUN)
+    elif n == 1 and not hosts:
         return None
     if importlib.util.find_spec("mpi4py") is None:
         raise RuntimeError(f"mpi4py is not installed: {sys.executable} -m pip install shmemkit")
@@ -314,6 +378,8 @@ def find_launcher(n, hosts, passed_over, found=None):
             return launcher
         why = f"but MPI4PY_LIBMPI is {named}" if named else "whose library this mpi4py cannot load"
         passed_over.append(f"not using {launcher.path}: it is of {launcher}, {why}")
+    if in_allocation and passed_over:
+        raise RuntimeError(f"no mpirun was found that could do it in this allocation. {WITHOUT_SRUN}")
     raise RuntimeError(f"no MPI was found that mpi4py can load. {how_to_get_mpi()}")
 
 
@@ -334,6 +400,9 @@ def how_to_get_mpi():
 
 
 # ---- The command -----------------------------------------------------------------------------------------
+
+
+LOST_AFTER = {"time": "15", "intvl": "5", "probes": "3"}  # 30 s: seconds, then so many times so many
 
 
 def command_for(launcher, options):
@@ -364,12 +433,16 @@ def command_for(launcher, options):
         if os.geteuid() == 0:
             default("OMPI_ALLOW_RUN_AS_ROOT", "1")
             default("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        if not here:  # else it takes 8 minutes to notice that a host cannot be reached any more
+            mca = "PRTE_MCA_" if launcher.major >= 5 else "OMPI_MCA_"
+            for name, value in LOST_AFTER.items():
+                default(f"{mca}oob_tcp_keepalive_{name}", value)
         command += ["--bind-to", "none"]
         command += _hosts(options, "--hostfile", "--host")
         # A host that is named has one slot, or those that are named with it. Otherwise Open MPI counts cores,
         # and this counts hardware threads, of which a core may have two.
         named = options.hostfile or options.host
-        if here if named else 2 * options.n > len(os.sched_getaffinity(0)):
+        if here if named else here and 2 * options.n > len(os.sched_getaffinity(0)):
             command += ["--oversubscribe"] if launcher.major == 4 else ["--map-by", ":OVERSUBSCRIBE"]
         for name in (*os.environ, *changes):
             own = name == "SHMEMKIT_HOST_ID"  # of a host, not of all
@@ -382,6 +455,8 @@ def command_for(launcher, options):
         command += ["--export=ALL", "--cpu-bind=none", "--kill-on-bad-exit=1", "--quit-on-interrupt"]
         if "SLURM_STEP_ID" in os.environ:  # inside a step: share its resources, do not wait for them
             command.append("--overlap")
+        if launcher.protocol:
+            command.append(f"--mpi={launcher.protocol}")
         command += _hosts(options, "--nodefile", "--nodelist")
     else:
         command.append("-genvall")
@@ -395,7 +470,10 @@ def _hosts(options, file, names):
 
 
 def only_this_host(options):
-    """Whether the hosts named, in host file and list, are all this one. (No host named: yes.)"""
+    """Whether the hosts named, in host file and list, are all this one. No host named: yes, but in a Slurm
+    allocation of several."""
+    if not (options.hostfile or options.host):
+        return os.environ.get("SLURM_JOB_NUM_NODES", "1") == "1"
     names = (options.host or "").split(",")
     if options.hostfile:
         with open(options.hostfile) as file:

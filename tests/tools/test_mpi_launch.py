@@ -227,14 +227,19 @@ def test_mpich(fake_mpi, hostfile, tmp_path):
     assert f"{tmp_path}/bin/mpirun -n 4 -genvall -f {hostfile} -hosts a,b" in command
 
 
-@needs_mpi
-def test_slurm_inside_an_allocation_only(fake_mpi, hostfile, tmp_path):
-    path = fake_mpi("srun", "slurm 23.11.4")
-    hosts = ["--hostfile", hostfile, "-H", "a,b"]
-    command = dry_run("-n", "4", *hosts, "-c", "pass", PATH=path, SLURM_JOB_ID="1")
-    assert f"{tmp_path}/bin/srun -n 4 --export=ALL" in command and "--kill-on-bad-exit=1" in command
-    assert f"--nodefile {hostfile} --nodelist a,b" in command
-    assert "srun" not in dry_run("-n", "1", "-c", "pass", PATH=path)
+def test_srun_outside_of_an_allocation(fake_mpi):
+    """tests/launchers has the real srun, in an allocation."""
+    assert "srun" not in dry_run("-n", "1", "-c", "pass", PATH=fake_mpi("srun", "slurm 23.11.4"))
+
+
+@pytest.mark.parametrize("version, prefix", [("5.0.8", "PRTE"), ("4.1.6", "OMPI")])
+def test_a_host_that_cannot_be_reached_is_noticed(fake_mpi, version, prefix):
+    """In 30 s, unless the user has set another time."""
+    path = fake_mpi("mpirun", f"mpirun (Open MPI) {version}", "libmpi.so.40")
+    name, there = f"{prefix}_MCA_oob_tcp_keepalive_time", ["-n", "2", "-H", "a,b", "-c", "pass"]
+    assert f"{name}=15" in dry_run(*there, PATH=path)
+    assert f"{name}=15" not in dry_run(*there, PATH=path, **{name: "5"})
+    assert "keepalive" not in dry_run("-n", "2", "-c", "pass", PATH=path)
 
 
 @needs_mpi

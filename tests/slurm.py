@@ -1,0 +1,108 @@
+"""Slurm on this host, for tests of srun: a node, its controller and munge, with all files in a folder."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+
+MISSING = [
+    name
+    for name in ("munged", "slurmctld", "slurmd", "srun")
+    if not shutil.which(name, path="/usr/sbin:/usr/bin")
+]
+WHY_NOT = (
+    f"needs root, to run {', '.join(('munged', 'slurmctld', 'slurmd'))}"
+    if os.geteuid()
+    else f"{MISSING[0]} is not installed; on Debian .ci/launchers installs it"
+    if MISSING
+    else ""
+)
+CONFIGURATION = """
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmdPort={node}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+StateSaveLocation={folder}
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+KillWait=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
+PartitionName=tests Nodes=ALL Default=YES MaxTime=10 State=UP
+"""
+
+
+def _free_ports(n):
+    with contextlib.ExitStack() as sockets:
+        found = [sockets.enter_context(socket.socket()) for _ in range(n)]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in found]
+
+
+def _until(condition, what, folder):
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            logs = {path.name: path.read_text()[-2000:] for path in folder.glob("*.log")}
+            pytest.fail(f"{what} for 30 s; {logs}")
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory):
+    """-> the variables that srun, sbatch and salloc need"""
+    if WHY_NOT:
+        pytest.skip(WHY_NOT)
+    folder = tmp_path_factory.mktemp("slurm")
+    controller, node = _free_ports(2)
+    key, configuration = folder / "munge.key", folder / "slurm.conf"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    (folder / "spool").mkdir()
+    configuration.write_text(
+        CONFIGURATION.format(host=socket.gethostname(), controller=controller, node=node, folder=folder)
+    )
+    variables = {"SLURM_CONF": str(configuration)}
+
+    with contextlib.ExitStack() as daemons:
+
+        def start(name, *arguments):
+            log = daemons.enter_context(open(folder / f"{name}.log", "w"))
+            command = [shutil.which(name, path="/usr/sbin:/usr/bin"), *arguments]
+            process = subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log)
+            daemons.callback(process.wait, 30)
+            daemons.callback(process.terminate)
+
+        def ask(*command):
+            run = subprocess.run(
+                command, env=os.environ | variables, capture_output=True, text=True, timeout=20
+            )
+            return run.stdout.strip()
+
+        files = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munge.pid"}
+        files |= {"seed-file": folder / "munge.seed", "log-file": folder / "munged.log"}
+        start("munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items()))
+        _until(files["socket"].exists, "munged has opened no socket", folder)
+        start("slurmctld", "-D")
+        start("slurmd", "-D")
+        _until(lambda: ask("sinfo", "-h", "-o", "%t") == "idle", "Slurm's node was not idle", folder)
+        yield variables
+        ask("scancel", "--signal=KILL", "--partition=tests")
+        _until(lambda: not ask("squeue", "-h"), "a job has not ended", folder)
