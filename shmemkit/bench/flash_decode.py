@@ -263,6 +263,7 @@ def run(world, results, options, progress):
                 kind, method = type(contender), contender.method
                 rate = whole.bytes / us * 1e-3 if us and kind is not Exchange else None
                 found = {"bus_GBps": rate, "of_memory": rate and memory and rate / memory}
+                found["rooms"] = contender.rooms
                 method = "AttentionCombine" if kind is Exchange else method
                 results.add(
                     OP, method, whole.bytes, us, note=note, shape=name, alone=alone.get(kind), **found

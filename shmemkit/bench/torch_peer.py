@@ -34,7 +34,7 @@ class TorchCall(Contender):
     """
 
     method: str
-    distributed = True
+    distributed, kept = True, False  # kept: the process group is for others, too, to the program's end
     prepare: Callable
     run: Callable
     _torch: Any = None
@@ -79,7 +79,7 @@ class TorchCall(Contender):
 
     def close(self):
         """Leave the process group; the first one that is closed does."""
-        if self._torch is None:
+        if self._torch is None or self.kept:
             return
         distributed = self._torch.distributed
         if distributed.is_available() and distributed.is_initialized():
