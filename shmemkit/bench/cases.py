@@ -10,7 +10,6 @@ from shmemkit.runtime.world import World
 from .nccl import SINCE_2_28, SUM, TYPES, UINT8
 from .refusal import agreed
 
-
 PERIOD = 4194301  # random elements, a prime number; larger data repeat them: making them takes seconds
 
 

@@ -239,9 +239,10 @@ def run(world, results, options, progress):
     memory, alone = memory_of(world), {Exchange: "exchange", Sdpa: "attention", Copy: "memory"}
     if not emulated:
         results.method = METHOD_OF_ROUNDS
-    with progress(len(options.shapes) * len(contenders)) as step:
+    with progress(len(options.shapes) * (1 + len(contenders))) as step:
         for shape in options.shapes:
             name = "x".join(map(str, shape))
+            step(f"{name}, its data")
             whole = DecodeCase(world, shape, dtype, options.head_dim, options.batch)
             part = DecodeCase(world, shape, dtype, options.head_dim, options.batch, whole)
             rows = options.batch, shape[1] * shape[2], options.head_dim

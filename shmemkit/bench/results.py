@@ -117,10 +117,11 @@ class Row:
     runs           the time of each run, of which `us` is the median; None of one run
     rooms          the modules whose kernels it launched, where that was noted (shmemkit/tools/ledger.py)
 
-    earlier        not in a file: the date of kernels that have changed since (docs/earlier.py), or ""
+    Not in a file (docs/earlier.py): `earlier`, as "of earlier kernels, 2026-11-22", and `dagger`, which marks
+    its figures among others.
     """
 
-    earlier = ""
+    earlier = dagger = ""
 
     op: str
     method: str

@@ -52,13 +52,19 @@ def _parser():
     add = parser.add_argument
     add("--quick", action="store_true", help="auto and its peers at four sizes, one shape of each layer")
     add("--part", type=_part, metavar="K/N", help="the K-th of N parts; the first have what matters most")
-    add("--seconds", type=_positive, metavar="N", help="stop after so long")
+    text = f"stop after so long; default of --quick {plan.QUICK_SECONDS}, of --part {plan.PART_SECONDS}"
+    add("--seconds", type=_positive, metavar="N", help=text)
     text = "seconds that one step may take before it counts as hung (%(default)s)"
     add("--limit", type=_positive, default=LIMIT, metavar="N", help=text)
     add("--folder", type=Path, help=f"of the files; default {FOLDER}, in a clone of the repository")
     add("--only", default="", metavar="A,B", help="these files, as all_reduce,ag_gemm")
     add("--dry-run", action="store_true", help="say what would be measured, and about how long it takes")
-    add("--merge", type=Path, metavar="FOLDER", help="measure nothing; take what is newer from the files there")
+    add(
+        "--merge",
+        type=Path,
+        metavar="FOLDER",
+        help="measure nothing; take what is newer from the files there",
+    )
     text = "ranks on the emulator, whose times mean nothing; needs --folder"
     add("--emulate", type=_positive, metavar="N", help=text)
     return parser
@@ -87,6 +93,8 @@ def main(arguments):
         whole = plan.batches(gpus, options.quick, only, bool(options.emulate))
     except ValueError as error:
         parser.error(str(error))
+    if not options.seconds and not options.emulate:
+        options.seconds = plan.QUICK_SECONDS if options.quick else options.part and plan.PART_SECONDS
     k, n = options.part or (1, 1)
     made = plan.parts(whole, gpus, n)[k - 1]
     _announce(made, whole, gpus, options)
@@ -111,13 +119,9 @@ def _announce(made, whole, gpus, options):
     for batch in made:
         print(f"  {_time(plan.wall(batch, gpus)):>6}  {batch.text}", flush=True)
     total = plan.expected(whole, gpus)
-    if not options.part and total > 240:
-        n = next(
-            n
-            for n in range(2, 100)
-            if all(plan.expected(part, gpus) <= 235 for part in plan.parts(whole, gpus, n)) or n == 99
-        )
-        print(f"in parts of at most 4 minutes: --part 1/{n}, and so on", flush=True)
+    if not options.part and total > plan.PART_SECONDS:
+        n = plan.parts_of_limit(whole, gpus)
+        print(f"in parts of at most {plan.PART_SECONDS} s: --part 1/{n}, and so on", flush=True)
 
 
 def _time(seconds):
@@ -182,7 +186,7 @@ class Lane:
 
     def __init__(self, run, batches, ranks, gpus, lanes):
         self._run, self._batches, self._ranks, self._gpus, self._lanes = run, batches, ranks, gpus, lanes
-        self._skip, self._process = [], None
+        self._skip, self._before, self._process = [], set(), None
         self._folder = tempfile.TemporaryDirectory()
         self._beat, self._seen, self._since = Path(self._folder.name, "beat.json"), None, 0.0
         self._start()
@@ -226,8 +230,11 @@ class Lane:
         skipped = {key for of, key in self._skip if of == number}
         data = files.read(path)
         left = [c for c in batch.cases if batch.key(c) not in skipped and not files.is_done(data, batch, c)]
-        named = [case for case in left if at.split(",")[0] == batch.shown(batch.key(case))]
-        for case in named or left:
+        failed = [case for case in left if at.split(",")[0] == batch.shown(batch.key(case))]
+        if not failed:  # before a case, or at what several have in common: then it happens again
+            failed = left if (number, at) in self._before else left[:1]
+            self._before.add((number, at))
+        for case in failed:
             text = f"{answer}, at {at}" if at else answer
             files.note(path, batch, case, text, data and {})
             self._skip.append([number, batch.key(case)])

@@ -1,8 +1,8 @@
 """A file of results that is written case by case: what ``--json`` writes, and
 
 measured  {case: entry}: of which run its rows are. An entry has `date`, `sources` (``ledger.sources``),
-          `commit`, `what` (our methods: "auto" or "all methods"), `host`, `asked` (the arguments), and `answer`:
-          "done", "begun", or why the case has no further rows
+          `commit`, `what` (our methods: "auto" or "all methods"), `host`, `asked` (the arguments) and
+          `answer`: "done", "begun", or why the case has no further rows
 hosts     [{machine, versions, environment}, ...], which entries name by their index
 digests   {sources: {room: digest}} of the modules of kernels, as benchmarks/checked.json has them. Where it
           has none of these sources yet, docs/checked.py adds them later
@@ -81,7 +81,7 @@ def stamp(data, sources, digests):
     rooms = {room for row in data.get("rows", ()) for room in row.get("rooms") or ()}
     if not any(entry["sources"] == sources for entry in entries):
         return False
-    wanted = {room: digests[room] for room in sorted(rooms & digests.keys())}
+    wanted = {room: digests[room] for room in sorted(rooms & digests.keys()) if digests[room]}
     if not wanted or data.setdefault("digests", {}).get(sources) == wanted:
         return False
     data["digests"][sources] = wanted
@@ -110,8 +110,8 @@ def _entry(batch):
 
 
 class Recorder(Results):
-    """The rows of a batch; those of a case are in its file once all are there. `path` is None on all ranks but
-    the first."""
+    """The rows of a batch; those of a case are in its file once all are there. `path` is None on all ranks
+    but the first."""
 
     EVERY = 2  # seconds, after which rows of a case that is not over are written, too
 
@@ -239,6 +239,7 @@ def commit():
     return None
 
 
+@functools.cache
 def toolchain():
     """-> {name: version} of the compilers, as installed, and as the CUDA toolkit says."""
     found = {}

@@ -22,7 +22,7 @@ from shmemkit.bench.results import NCCL_WAYS
 from shmemkit.bench.sizes import parse_size, size_text
 
 SIZES = "8K,64K,512K,1M,4M,16M,32M,64M,128M,256M".split(",")
-QUICK_SIZES = "8K,512K,16M,256M".split(",")
+QUICK_SIZES, QUICK_SECONDS, PART_SECONDS = "8K,512K,16M,256M".split(","), 180, 240
 AUTO, ALL = "auto", "all methods"
 PEERS = {"all_gather": ("torch_symm",), "all_reduce": ("torch_one_shot", "torch_two_shot")}
 PREFILL = "--tokens 4096 --experts 256 --max-rows 40960".split()
@@ -108,6 +108,14 @@ def parts(made, gpus, n):
     return found
 
 
+def parts_of_limit(made, gpus, seconds=PART_SECONDS):
+    """How many parts there must be, so that none takes longer, about; up to one for each batch."""
+    for n in range(1, len(made)):
+        if all(expected(part, gpus) <= seconds for part in parts(made, gpus, n)):
+            return n
+    return len(made)
+
+
 def wall(batch, gpus):
     return batch.total / lanes(gpus, batch.ranks)
 
@@ -132,10 +140,10 @@ def _full(gpus):
 
 
 def _quick(gpus):
-    """The most ranks only."""
+    """All GPUs together only."""
     if gpus == 1:
-        return [batch._replace(what=AUTO, cases=batch.cases[:2]) for batch in _alone()]
-    found = [_collective(op, gpus, AUTO, QUICK_SIZES) for op in HOSTS]
+        return [batch._replace(cases=batch.cases[:2], seconds=batch.seconds[:2]) for batch in _alone()[:-1]]
+    found = []
     for batch in [_layer("ag_gemm", gpus, layers.SHAPES), *_layers(gpus)]:
         arguments = batch.arguments
         if batch.file in METHODS:
@@ -144,8 +152,10 @@ def _quick(gpus):
             case, seconds = batch.cases[-1:], batch.seconds[-1:]
             if batch.file in ("ag_gemm", "gemm_rs", "gemm_ar"):
                 case = ("8192x8192x8192",)
-            found.append(batch._replace(what=AUTO, arguments=arguments, cases=case, seconds=seconds, start=4))
-    return found
+            seconds = (min(seconds[0], 5),)
+            found.append(batch._replace(what=AUTO, arguments=arguments, cases=case, seconds=seconds, start=3))
+    moved = [_collective(op, gpus, AUTO, QUICK_SIZES)._replace(start=4) for op in HOSTS]
+    return [*moved[:4], *found, *moved[4:]]
 
 
 METHODS = dict.fromkeys("ag_gemm gemm_rs gemm_ar all_reduce_rms_norm".split(), "auto")
@@ -156,7 +166,7 @@ def _collective(op, n, what, sizes):
     ours = ["--methods", "auto"] if what == AUTO else []
     vs = ",".join((*NCCL_WAYS, *PEERS.get(op, ())))
     arguments = [op, *ours, "--out", "private,symmetric", "--vs", vs, "--replays", "7"]
-    seconds = [1.5 if parse_size(s) <= 4 << 20 else 2.5 if parse_size(s) <= 64 << 20 else 5 for s in sizes]
+    seconds = [1.2 if parse_size(s) <= 4 << 20 else 2 if parse_size(s) <= 64 << 20 else 3.5 for s in sizes]
     factor = 1 if what == AUTO else 2
     each = tuple(factor * second for second in seconds)
     return Batch(op, n, what, arguments, "--sizes", tuple(sizes), each, 6 if what == AUTO else 16)
