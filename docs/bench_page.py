@@ -6,6 +6,7 @@ So are rows of methods that shmemkit no longer has.
 """
 
 import hashlib
+from typing import Any
 
 import earlier
 
@@ -298,7 +299,7 @@ def has_plot(results):
     return not any(row.op in without for row in results.rows)
 
 
-def read(path):
+def read(path) -> Any:
     """-> the Results in `path`, of those methods that shmemkit still has; None for another JSON file."""
     results = Results.read(path)
     if results is not None:

@@ -233,7 +233,8 @@ def stamp_results(data):
     """Put the digests into the results that were measured with the same sources."""
     for path in sorted(RESULTS.glob("*.json")):
         found = json.loads(path.read_text())
-        if isinstance(found.get("measured"), dict) and files.stamp(found, data["sources"], data["rooms"]):
+        about = data["sources"], data["rooms"], data["commit"]
+        if isinstance(found.get("measured"), dict) and files.stamp(found, *about):
             files.write(path, found)
 
 

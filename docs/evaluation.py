@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import bench_page
 import earlier
@@ -145,7 +146,7 @@ def _case(row):
     return row.shape or (size_text(row.bytes) if row.bytes else "")
 
 
-def _ratio(row, peer):
+def _ratio(row, peer) -> Any:
     return peer.us / row.us if peer else None
 
 

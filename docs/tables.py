@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -144,7 +145,7 @@ def headline():
     """README's table."""
     lines = []
     for title, op, ranks, case, command in HEADLINES:
-        results = evaluation.chosen(RESULTS, op, ranks)
+        results: Any = evaluation.chosen(RESULTS, op, ranks)
         found = evaluation.comparisons(results, op) if results else []
         found = [(row, peer) for row, peer, _ in found if case in (row.bytes, row.shape) and not row.out]
         for row, _ in found:

@@ -206,7 +206,8 @@ class Results:
         self.rows = [Row(**{k: v for k, v in row.items() if k in fields}) for row in data["rows"]]
         for key in ("machine", "versions", "environment", "command", "date", "method", "n_ranks", "p2p_GBps"):
             setattr(self, key, data[key])
-        self.measured, self.digests = data.get("measured", {}), data.get("digests", {})
+        for key in ("measured", "digests"):
+            setattr(self, key, data.get(key, {}))
         self.compare()  # with today's meaning of the ratios
         return self
 

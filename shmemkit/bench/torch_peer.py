@@ -4,6 +4,7 @@ that it overlaps with collectives.
 
 import contextlib
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,13 @@ def tensor_of(torch, array):
     tensor = torch.from_dlpack(by_row.view(f"int{8 * array.itemsize}"))
     tensor = tensor.view(getattr(torch, array.dtype.name))
     return tensor if by_row is array else tensor.T
+
+
+def leave():
+    """Leave PyTorch's process group, if there is one."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 class TorchCall(Contender):
@@ -79,11 +87,8 @@ class TorchCall(Contender):
 
     def close(self):
         """Leave the process group; the first one that is closed does."""
-        if self._torch is None or self.kept:
-            return
-        distributed = self._torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.destroy_process_group()
+        if self._torch is not None and not self.kept:
+            leave()
 
     def _connect(self):
         cuda, world, port = self._torch.cuda, self.world, None

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from shmemkit.bench.results import ranks_of
 from shmemkit.support.command_line import say
@@ -57,6 +58,8 @@ def _parser():
     text = "seconds that one step may take before it counts as hung (%(default)s)"
     add("--limit", type=_positive, default=LIMIT, metavar="N", help=text)
     add("--folder", type=Path, help=f"of the files; default {FOLDER}, in a clone of the repository")
+    text = "the libnccl.so.2 to compare with; default: the installed one"
+    add("--nccl", metavar="FILE", help=text)
     add("--only", default="", metavar="A,B", help="these files, as all_reduce,ag_gemm")
     add("--dry-run", action="store_true", help="say what would be measured, and about how long it takes")
     add(
@@ -80,6 +83,10 @@ def main(arguments):
     options.folder = options.folder or FOLDER
     if not options.folder.is_dir():
         parser.error(f"the folder {options.folder} does not exist. Make it, or name another one by --folder")
+    if options.nccl:
+        if not os.path.isfile(options.nccl):
+            parser.error(f"--nccl: the file {options.nccl} does not exist; it must be a libnccl.so.2")
+        options.nccl = os.path.abspath(options.nccl)
     if options.merge:
         if not options.merge.is_dir():
             parser.error(f"--merge: the folder {options.merge} does not exist")
@@ -139,6 +146,8 @@ class Run:
 
     def measure(self, batches, ranks):
         """All batches of so many ranks, by as many groups of GPUs as there are."""
+        if self.late:
+            return
         count = 1 if self.options.emulate else plan.lanes(self.gpus, ranks)
         work = [[] for _ in range(count)]
         for of_file in _by_file(batches):
@@ -183,6 +192,8 @@ def _by_file(batches):
 
 class Lane:
     """Some GPUs, and the batches for them. ``poll()`` says whether there is more to do."""
+
+    _process: Any
 
     def __init__(self, run, batches, ranks, gpus, lanes):
         self._run, self._batches, self._ranks, self._gpus, self._lanes = run, batches, ranks, gpus, lanes
@@ -252,6 +263,7 @@ class Lane:
     def _start(self):
         self._beat.unlink(missing_ok=True)
         work = {"batches": self._batches, "folder": str(self._run.options.folder)}
+        work |= {"nccl": self._run.options.nccl}
         work |= {"heartbeat": str(self._beat), "skip": self._skip}
         path = Path(self._folder.name, "work.json")
         path.write_text(json.dumps(work))

@@ -75,9 +75,13 @@ def is_done(data, batch, case):
     return same and entry["what"] in (ALL, batch.what)
 
 
-def stamp(data, sources, digests):
-    """Add the digests of `sources` to a file's data, if it has rows of these. -> whether that changed it."""
+def stamp(data, sources, digests, commit=None):
+    """Add the digests of `sources` to a file's data, if it has rows of these, and their commit where the host
+    did not know it. -> whether it has new digests."""
     entries = data.get("measured", {}).values()
+    for entry in entries:
+        if entry["sources"] == sources:
+            entry["commit"] = entry.get("commit") or commit
     rooms = {room for row in data.get("rows", ()) for room in row.get("rooms") or ()}
     if not any(entry["sources"] == sources for entry in entries):
         return False

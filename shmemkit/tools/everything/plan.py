@@ -27,6 +27,7 @@ AUTO, ALL = "auto", "all methods"
 PEERS = {"all_gather": ("torch_symm",), "all_reduce": ("torch_one_shot", "torch_two_shot")}
 PREFILL = "--tokens 4096 --experts 256 --max-rows 40960".split()
 SMALL_M = ",64x28672x8192,16x28672x8192"  # of gemm_ar, for decoding
+WITH_NCCL = {*HOSTS, "ag_gemm", "gemm_rs", "gemm_ar", "expert_parallel", "barrier"}  # commands with --nccl
 START = 20  # seconds until the ranks of a process begin
 
 

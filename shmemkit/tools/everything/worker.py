@@ -13,11 +13,11 @@ from pathlib import Path
 import shmemkit as sk
 from shmemkit.bench import measure, nccl
 from shmemkit.bench.__main__ import NO_MULTICAST, parse
-from shmemkit.bench.torch_peer import TorchCall
+from shmemkit.bench.torch_peer import TorchCall, leave
 
 from .. import ledger
 from . import files
-from .plan import Batch
+from .plan import WITH_NCCL, Batch
 
 
 def run(work):
@@ -26,17 +26,28 @@ def run(work):
         os.environ.setdefault(name, value)
     with sk.init() as world:
         nccl.kept, TorchCall.kept = {}, True
-        with ledger.Launches(world) if world.rank == 0 else contextlib.nullcontext() as launches:
-            if launches:  # on the emulator, for all ranks
-                measure.launched = lambda of: launches.take() if of is world else None
-            try:
-                for number, batch in enumerate(work["batches"]):
-                    _measure(world, work, number, Batch(*batch))
-            finally:
-                measure.launched = None
-        kept, nccl.kept, TorchCall.kept = nccl.kept or {}, None, False
+        try:
+            for number, batch in enumerate(work["batches"]):
+                _measure(world, work, number, Batch(*batch))
+        finally:
+            kept, nccl.kept, TorchCall.kept = nccl.kept or {}, None, False
         for contender in kept.values():
             contender.close()
+        leave()
+
+
+@contextlib.contextmanager
+def _noting(world, batch):
+    """Rows say whose kernels they launched. Not those of the host's costs, which that would change."""
+    if world.rank or batch.file == "launch":
+        yield
+        return
+    with ledger.Launches(world) as launches:  # on the emulator, for all ranks
+        measure.launched = lambda of: launches.take() if of is world else None
+        try:
+            yield
+        finally:
+            measure.launched = None
 
 
 def _measure(world, work, number, batch):
@@ -56,9 +67,13 @@ def _measure(world, work, number, batch):
     beat = Heartbeat(work["heartbeat"] if world.rank == 0 else None, about)
     results = files.Recorder(world, batch, cases, path if world.rank == 0 else None)
     beat("")
+    arguments = batch.command(cases)
+    if work.get("nccl") and batch.arguments[0] in WITH_NCCL:
+        arguments += ["--nccl", work["nccl"]]
     try:
-        options = parse(batch.command(cases), tables=False)
-        options.run(world, results, options, beat.progress)
+        options = parse(arguments, tables=False)
+        with _noting(world, batch):
+            options.run(world, results, options, beat.progress)
     except SystemExit as refused:  # on all ranks alike, before anything runs
         results.end(f"refused: {refused}")
     else:
