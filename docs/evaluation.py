@@ -198,7 +198,7 @@ def _operator(op, shown, found):
     """A table: a line for each case, columns for each number of ranks."""
     mine = [(results, found[key]) for key, results in shown.items() if key[0] == op and found[key]]
     if not mine:
-        return [f"### {TITLES[op]}", "Not measured yet."]
+        return [f"### {TITLES[op]}", f"Not measured yet. [All rows](results/{op}.md)"]
     header, lines = ["size" if op in COLLECTIVES else "shape"], {}
     for i, (results, rows) in enumerate(mine):
         name = f"{results.n_ranks} {model(results)}"
@@ -224,6 +224,7 @@ def _operator(op, shown, found):
     notes = [f"The limit is {LIMITS[op]}."]
     if plain:
         notes.append(f"On {' and '.join(map(str, plain))} GPUs, NCCL ran with plain buffers only.")
+    notes.append(f"[All rows](results/{op}.md)")
     return [f"### {TITLES[op]}", *said, " ".join(notes), bench_page.without_empty_columns(header, cells)]
 
 
