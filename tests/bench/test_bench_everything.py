@@ -295,6 +295,14 @@ def test_parts_are_all_of_the_plan_the_most_valuable_first(gpus):
     assert {batch.ranks for batch in whole} == {n for n in (1, 2, 4) if n <= gpus}
 
 
+def test_cases_are_named_as_rows_are():
+    """A size is rounded; a shape is what it prints."""
+    assert plan.Batch("x", 3, plan.AUTO, [], "--sizes").key("8K") == "8160"
+    (grouped,) = (batch for batch in plan.batches(1) if batch.file == "grouped_gemm")
+    shapes = parse(grouped.command(grouped.cases), tables=False).shapes
+    assert [grouped.key(case) for case in grouped.cases] == [str(shape) for shape in shapes]
+
+
 def test_the_plan_has_every_operator_that_the_pages_show(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     titles = importlib.import_module("bench_page").TITLES

@@ -66,7 +66,7 @@ class Batch(NamedTuple):
     def key(self, case):
         """What a file calls the case (``results.case_of``)."""
         if self.option != "--sizes":
-            return case.strip()
+            return case.strip().replace("zipf", " zipf")
         size, unit = parse_size(case), 16 * self.ranks
         return str(size // unit * unit or size)
 
