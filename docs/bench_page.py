@@ -6,6 +6,9 @@ So are rows of methods that shmemkit no longer has.
 """
 
 import hashlib
+from typing import Any
+
+import earlier
 
 from shmemkit.bench import report
 from shmemkit.bench.collectives import HOSTS, methods
@@ -21,17 +24,23 @@ TITLES = {
     "gather": "Gather",
     "scatter": "Scatter",
     "reduce": "Reduce",
+    "all_reduce_rms_norm": "All-reduce and RMSNorm",
     "barrier": "Barrier",
     "expert_parallel": "Expert parallelism",
-    "gemm": "Matrix products",
-    "grouped_gemm": "Grouped products",
-    "ag_gemm": "All-gather and matrix product",
-    "gemm_rs": "Matrix product and reduce-scatter",
-    "gemm_ar": "Matrix product and all-reduce",
+    "gemm": "GEMM",
+    "grouped_gemm": "Grouped GEMM",
+    "ag_gemm": "All-gather + GEMM",
+    "gemm_rs": "GEMM + reduce-scatter",
+    "gemm_ar": "GEMM + all-reduce",
+    "ag_grouped_gemm": "All-gather + grouped GEMM",
+    "grouped_gemm_rs": "Grouped GEMM + reduce-scatter",
+    "flash_decode": "Flash decoding",
+    "attention_combine": "Attention combine",
     "p2p": "One rank to another",
 }
 OVER = "in brackets: NCCL's time over it; NCCL in its fastest way that ran"
-LAYERS = ("ag_gemm", "gemm_rs", "gemm_ar")
+LAYERS = ("ag_gemm", "gemm_rs", "gemm_ar", "ag_grouped_gemm", "grouped_gemm_rs")
+SHAPED = ("all_reduce_rms_norm", "flash_decode", "attention_combine")
 EXPERTS = {"expert_dispatch": "dispatch", "expert_combine": "combine", "expert_parallel": "both"}
 # Which versions of a file the page shows. Older files name NVSHMEM by a package, whatever was loaded; their
 # "nccl" is of the loaded library, which CuPy had asked.
@@ -50,6 +59,10 @@ def without_empty_columns(header, rows):
 
 def us_text(us):
     return "" if us is None else f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 100 else f"{us:.0f}"
+
+
+def time_text(row):
+    return us_text(row.us) + row.dagger
 
 
 def ratio_text(ratio):
@@ -78,7 +91,7 @@ def fastest(results, op):
             if best or auto:
                 cells = [size_text(size), _best(time, NCCL_WAYS), us_text(time.get(NCCL))]
                 cells += [us_text(time.get(TORCH_NCCL)), _best(time, TORCH_SYMMETRIC)]
-                cells += _compared(best) + [f"{auto.took}: {us_text(auto.us)}" if auto else ""]
+                cells += _compared(best) + [f"{auto.took}: {time_text(auto)}" if auto else ""]
                 ratios = (auto.vs_nccl, auto.vs_plain, auto.vs_torch) if auto else (None,) * 3
                 rows.append(cells + list(map(ratio_text, ratios)))
         if rows:
@@ -106,7 +119,7 @@ def _compared(row):
         return [""] * 7
     return [
         f"`{row.method}`",
-        us_text(row.us),
+        time_text(row),
         ratio_text(row.vs_nccl),
         ratio_text(row.vs_plain),
         ratio_text(row.vs_torch_nccl),
@@ -121,7 +134,7 @@ def by_method(results, op, cell):
     sizes = list(dict.fromkeys(row.bytes for row in rows))
     lines = {}
     for row in right(rows):
-        lines.setdefault(row.label, {})[row.bytes] = cell(row)
+        lines.setdefault(row.label, {})[row.bytes] = cell(row) + row.dagger
     cells = [[f"`{name}`", *(line.get(size, "") for size in sizes)] for name, line in lines.items()]
     return table(["", *map(size_text, sizes)], cells)
 
@@ -130,7 +143,7 @@ def of_experts(results):
     """A table with a line for each method, a column for each of EXPERTS."""
     lines = {}
     for row in right(results.rows):
-        lines.setdefault(row.method, {})[row.op] = time_and_ratio(row)
+        lines.setdefault(row.method, {})[row.op] = time_and_ratio(row) + row.dagger
     cells = [[f"`{name}`", *(line.get(op, "") for op in EXPERTS)] for name, line in lines.items()]
     return table(["", *EXPERTS.values()], cells)
 
@@ -140,7 +153,7 @@ def of_products(results):
     lines, methods = {}, {}
     for row in right(row for row in results.rows if row.op == "gemm"):
         ratio = f" ({ratio_text(row.vs_cublas)})" if row.vs_cublas is not None else ""
-        lines.setdefault(row.shape, {})[row.method] = f"{row.tflops:.0f}{ratio}"
+        lines.setdefault(row.shape, {})[row.method] = f"{row.tflops:.0f}{ratio}{row.dagger}"
         methods[row.method] = f"`{row.method}`"
     cells = [[shape, *(line.get(method, "") for method in methods)] for shape, line in lines.items()]
     return table(["M x N x K", *methods.values()], cells)
@@ -153,7 +166,7 @@ def of_grouped_products(rows):
     for row in rows:
         weights = f"{row.weights_GBps:.0f}" if row.weights_GBps is not None else ""
         ratios = map(ratio_text, (row.vs_cublas, row.vs_loop, row.vs_torch))
-        cells.append([row.shape, f"`{row.method}`", us_text(row.us), f"{row.tflops:.0f}", weights, *ratios])
+        cells.append([row.shape, f"`{row.method}`", time_text(row), f"{row.tflops:.0f}", weights, *ratios])
     return without_empty_columns(header, cells)
 
 
@@ -164,15 +177,28 @@ def of_layers(results, op):
         method = f"`{row.method}`" + (f": {row.took}" if row.took else "")
         if row.alone:
             parts[row.method, row.alone] = f"`{row.method}`, {row.alone}"
-            alone.setdefault(row.shape, {})[row.method, row.alone] = us_text(row.us)
+            alone.setdefault(row.shape, {})[row.method, row.alone] = time_text(row)
         else:
             ratios = map(ratio_text, (row.vs_nccl, row.vs_plain, row.vs_torch))
             overlap = percent_text(row.overlap, 1)
-            whole.append([row.shape, method, us_text(row.us), f"{row.tflops:.0f}", *ratios, overlap])
+            tflops = f"{row.tflops:.0f}" if row.tflops else ""
+            whole.append([row.shape, method, time_text(row), tflops, *ratios, overlap])
     header = "M x N x K|method|us|TFLOP/s|x NCCL|x plain|x PyTorch|overlap".split("|")
     cells = [[shape, *(line.get(part, "") for part in parts)] for shape, line in alone.items()]
     tables = [without_empty_columns(header, whole)] if whole else []
     return tables + (["Alone, us:\n\n" + table(["M x N x K", *parts.values()], cells)] if cells else [])
+
+
+def of_shapes(rows):
+    """A table with a line for each row."""
+    header = "shape|method|alone|us|x PyTorch|GB/s|of memory".split("|")
+    cells = []
+    for row in rows:
+        method = f"`{row.method}`" + (f": {row.took}" if row.took else "")
+        rate = f"{row.bus_GBps:.0f}" if row.bus_GBps is not None else ""
+        more = ratio_text(row.vs_torch), rate, percent_text(row.of_memory)
+        cells.append([row.shape, method, row.alone or "", time_text(row), *more])
+    return without_empty_columns(header, cells)
 
 
 def notes(results):
@@ -183,7 +209,10 @@ def notes(results):
             size = row.shape or (row.bytes and size_text(row.bytes))
             size = f", {size}" if size else ""
             found.setdefault((row.label, row.note), []).append(size)
-    return [f"- `{label}`{''.join(sizes)}: {note}" for (label, note), sizes in found.items()]
+    lines = [f"- `{label}`{''.join(sizes)}: {note}" for (label, note), sizes in found.items()]
+    answers = {case: entry["answer"] for case, entry in results.measured.items()}
+    shown = {case: size_text(int(case)) if case.isdecimal() else case or "all" for case in answers}
+    return lines + [f"- {shown[case]}: {text}" for case, text in answers.items() if text != "done"]
 
 
 def time_and_ratio(row):
@@ -199,10 +228,10 @@ def body(results):
         parts.append(f"One rank sends to another {results.p2p_GBps:.0f} GB/s at most: 100 % of p2p.")
     for op in ops:
         if op == "latency":
-            rows = [[f"`{row.method}`", us_text(row.us)] for row in right(results.rows) if row.op == op]
+            rows = [[f"`{row.method}`", time_text(row)] for row in right(results.rows) if row.op == op]
             parts.append("A signal, one way:\n\n" + table(["", "us"], rows))
         elif op == "barrier":
-            rows = [[f"`{row.method}`", time_and_ratio(row)] for row in right(results.rows)]
+            rows = [[f"`{row.method}`", time_and_ratio(row) + row.dagger] for row in right(results.rows)]
             parts.append(table(["", f"us ({OVER})"], rows))
         elif op == "expert_parallel":
             parts.append(f"us ({OVER}):\n\n" + of_experts(results))
@@ -212,6 +241,8 @@ def body(results):
             parts.append(of_grouped_products(right(results.rows)))
         elif op in LAYERS:
             parts += of_layers(results, op)
+        elif op in SHAPED:
+            parts.append(of_shapes(right(row for row in results.rows if row.op == op)))
         elif op == "p2p":
             speed = by_method(results, op, lambda row: f"{row.bus_GBps:.1f}")
             parts.append("GB/s, every rank to the next at once:\n\n" + speed)
@@ -235,7 +266,8 @@ def section(path, results):
     title = f"## {TITLES[op]}: {results.heading()}"
     command = f"mpirun -n {results.n_ranks} {results.command}" if results.n_ranks > 1 else results.command
     picture = picture_of(path, results, "../")
-    return "\n\n".join([title, *picture, f"```bash\n{command}\n```", about, *body(results)])
+    of_earlier = [text] if (text := earlier.sentence(results)) else []
+    return "\n\n".join([title, *of_earlier, *picture, f"```bash\n{command}\n```", about, *body(results)])
 
 
 def picture_of(path, results, folder=""):
@@ -256,25 +288,28 @@ def products_by_auto(results):
     rows = []
     for row in ours:
         ratios = map(ratio_text, (row.vs_nccl, row.vs_plain, row.vs_torch, row.vs_cublas))
-        cells = [row.shape, f"`{row.took}`", us_text(row.us), f"{row.tflops:.0f}", *ratios]
+        cells = [row.shape, f"`{row.took}`", time_text(row), f"{row.tflops:.0f}", *ratios]
         rows.append([*cells, percent_text(row.overlap, 1)])
     return without_empty_columns(header, rows)
 
 
 def has_plot(results):
     """Whether it has times of several sizes."""
-    return not any(row.op in (*EXPERTS, *LAYERS, "barrier", "gemm", "grouped_gemm") for row in results.rows)
+    without = *EXPERTS, *LAYERS, *SHAPED, "barrier", "gemm", "grouped_gemm"
+    return not any(row.op in without for row in results.rows)
 
 
-def read(path):
+def read(path) -> Any:
     """-> the Results in `path`, of those methods that shmemkit still has; None for another JSON file."""
     results = Results.read(path)
     if results is not None:
+        results.path = path
         results.rows = [
             row
             for row in results.rows
             if row.op not in HOSTS or row.method in COMPETITORS or row.method in methods(row.op)
         ]
+        earlier.mark(results)
     return results
 
 
@@ -303,7 +338,8 @@ def overview(folder):
             continue
         parts.append(f"## {title}")
         for path, results in of_op:
-            parts += [f"{results.heading()}:", *picture_of(path, results)]
+            parts += [f"{results.heading()}:", *filter(None, [earlier.sentence(results)])]
+            parts += picture_of(path, results)
             if op == "gemm" or op in LAYERS:
                 parts.append(products_by_auto(results))
             elif op == "grouped_gemm":
@@ -316,7 +352,8 @@ def overview(folder):
 
 def mark_of(path):
     """What a plot says that it shows."""
-    return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()} of {path.name}"
+    texts = earlier.texts(read(path)) or ["of the present kernels"]
+    return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()} of {path.name}, {', '.join(texts)}"
 
 
 def stale_plots(folder, plots):

@@ -1,7 +1,8 @@
 """Which kernels were checked on GPUs: docs/checked.md and a line of README, from benchmarks/checked.json.
 
 python docs/checked.py                        write them, with all modules of kernels that there are
-python docs/checked.py digests DIGESTS.json   take the digests that tests/machine_code.py wrote
+python docs/checked.py digests DIGESTS.json   take the digests that tests/machine_code.py wrote, also for
+                                              results that were measured with the same sources
 python docs/checked.py add CHECK.json ...     take what `shmemkit check --json`, or GPU tests, wrote
 python docs/checked.py state DIGESTS.json     print which modules of kernels have no check; never fails
 
@@ -27,6 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "benchmarks" / "checked.json"
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ROOT / "README.md", ROOT / "docs" / "checked.md"
 UNCHECKED = "not checked on GPUs yet"
 
@@ -37,6 +39,7 @@ from bench_page import table  # noqa: E402
 from shmemkit.bench.results import ranks_of  # noqa: E402
 from shmemkit.collectives import tuning  # noqa: E402
 from shmemkit.tools import ledger  # noqa: E402
+from shmemkit.tools.everything import files  # noqa: E402
 
 # ---- digests
 
@@ -226,6 +229,15 @@ def with_tables(text, data):
     )
 
 
+def stamp_results(data):
+    """Put the digests into the results that were measured with the same sources."""
+    for path in sorted(RESULTS.glob("*.json")):
+        found = json.loads(path.read_text())
+        about = data["sources"], data["rooms"], data["commit"]
+        if isinstance(found.get("measured"), dict) and files.stamp(found, *about):
+            files.write(path, found)
+
+
 def commit():
     git = ["git", "-C", str(ROOT)]
     status = [*git, "status", "--porcelain", "--", "shmemkit"]
@@ -256,6 +268,7 @@ def main(arguments=None):
     if options.what != "state":
         data["rooms"] = {room: data["rooms"].get(room) for room in sorted(ledger.rooms())}
         FILE.write_text(json.dumps(data, indent=1) + "\n")
+        stamp_results(data)
         for page in PAGES:
             page.write_text(with_tables(page.read_text(), data))
     return False

@@ -14,16 +14,18 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = DOCS / "plots"
-ALL_REDUCE = RESULTS / "all_reduce_h200x2.json"  # which README's plot shows
 
 sys.path.insert(0, str(ROOT))  # this shmemkit, installed or not
 
 import bench_page  # noqa: E402
+import earlier  # noqa: E402
+import evaluation  # noqa: E402
 from bench_page import table  # noqa: E402
 from checked import checked, checked_line  # noqa: E402, F401  (pages ask for them)
 from matplotlib.figure import Figure  # noqa: E402
@@ -39,20 +41,19 @@ from shmemkit.bench.results import (  # noqa: E402
     NCCL_WAYS,
     TORCH_AG_GEMM,
     TORCH_SYMMETRIC,
-    Results,
 )
 from shmemkit.bench.sizes import size_text  # noqa: E402
 
 
 def launch_host():
-    results = Results.read(RESULTS / "launch.json")
+    results = bench_page.read(RESULTS / "launch.json")
     costs = {row.method: row.us for row in results.rows if row.op == "launch" and row.us is not None}
     rows = [[f"`{name}`", f"{cost:.1f}", f"{cost / costs[DRIVER]:.2f}"] for name, cost in costs.items()]
     return table(["three array arguments", "us", "ratio"], rows) + "\n\n" + machine(results)
 
 
 def launch_first():
-    results = Results.read(RESULTS / "launch.json")
+    results = bench_page.read(RESULTS / "launch.json")
     rows = [[row.method, f"{row.us / 1e6:.2f}"] for row in results.rows if row.op == "first_launch"]
     return table(["", "s"], rows) + "\n\n" + machine(results)
 
@@ -129,70 +130,90 @@ def hello_without_wait():
         return output("shmemkit emu -n 2 --races hello.py", Path(folder))
 
 
-# README's table: title, file, size or shape in it, {contender: its methods in the file}, the command.
+# README's table: title, operator, ranks, size or shape, the command.
+ALL_REDUCE = "all_reduce --sizes {} --vs nccl,nccl_graph,nccl_window,nccl_ce,torch_one_shot,torch_two_shot"
+SQUARE = "8192 x 8192 x 8192"
 HEADLINES = (
-    (
-        "all-reduce of 8 KB, 2 H200",
-        "all_reduce_h200x2",
-        8 << 10,
-        {"NCCL": NCCL_WAYS, "PyTorch symmetric memory": TORCH_SYMMETRIC},
-        "shmemkit run -n 2 -m shmemkit bench all_reduce --sizes 8K --vs nccl,torch_one_shot,torch_two_shot",
-    ),
-    (
-        "all-gather and bf16 product, 8192 x 8192 x 8192 over 2 H200",
-        "ag_gemm_h200x2",
-        "8192x8192x8192",
-        {"NCCL, then cuBLAS": NCCL_CUBLAS_WAYS, "PyTorch, without a graph": (TORCH_AG_GEMM,)},
-        "shmemkit run -n 2 -m shmemkit bench ag_gemm",
-    ),
-    (
-        "bf16 product, 8192 x 8192 x 8192, one H200",
-        "gemm_h200",
-        "8192x8192x8192",
-        {"cuBLAS": (CUBLAS,)},
-        "shmemkit bench gemm",
-    ),
+    *(("all-reduce of 8 KB", "all_reduce", n, 8 << 10, ALL_REDUCE.format("8K")) for n in (4, 2)),
+    *(("all-reduce of 256 MB", "all_reduce", n, 256 << 20, ALL_REDUCE.format("256M")) for n in (4, 2)),
+    *((f"all-gather + bf16 GEMM, {SQUARE}", "ag_gemm", n, "8192x8192x8192", "ag_gemm") for n in (4, 2)),
+    (f"bf16 GEMM, {SQUARE}", "gemm", 1, "8192x8192x8192", "gemm"),
 )
 
 
 def headline():
     """README's table."""
     lines = []
-    for title, file, case, contenders, command in HEADLINES:
-        rows = [r for r in Results.read(RESULTS / f"{file}.json").rows if case in (r.bytes, r.shape)]
-        times = {r.method: r.us for r in reversed(rows) if r.us and not r.note and not r.alone and not r.out}
-        times |= {r.method: r.us for r in rows if r.method == CUBLAS}
-        beside = []
-        for name, methods in contenders.items():
-            found = {method: times[method] for method in methods if method in times}
-            plain = " with plain buffers" if set(found) <= {NCCL, NCCL_CUBLAS} else ""
-            beside.append(f"{name}{plain} {bench_page.us_text(min(found.values()))} us")
-        ours = f"**{bench_page.us_text(times['auto'])} us**"
-        lines.append([title, ours, ", ".join(beside), f"`{command}`"])
+    for title, op, ranks, case, command in HEADLINES:
+        results: Any = evaluation.chosen(RESULTS, op, ranks)
+        found = evaluation.comparisons(results, op) if results else []
+        found = [(row, peer) for row, peer, _ in found if case in (row.bytes, row.shape) and not row.out]
+        for row, _ in found:
+            peers = {}  # whose: the fastest
+            for peer in bench_page.right(results.rows):
+                if peer.case == row.case and peer.method in PEERS:
+                    name = PEERS[peer.method]
+                    peers[name] = min(peer, peers.get(name, peer), key=lambda each: each.us)
+            beside = [
+                f"{name}{_plainly(peer)} {bench_page.us_text(peer.us)} us" for name, peer in peers.items()
+            ]
+            ours = f"**{bench_page.us_text(row.us)} us**" + (f", {row.earlier}" if row.earlier else "")
+            on = f"{ranks} {evaluation.model(results)}"
+            run = f"shmemkit run -n {ranks} -m shmemkit bench" if ranks > 1 else "shmemkit bench"
+            lines.append([f"{title}, {on}", ours, ", ".join(beside), f"`{run} {command}`"])
     return table(["", "shmemkit", "others, in the same run", "measured by"], lines)
+
+
+PEERS = dict.fromkeys(NCCL_WAYS, "NCCL") | dict.fromkeys(TORCH_SYMMETRIC, "PyTorch symmetric memory")
+PEERS |= dict.fromkeys(NCCL_CUBLAS_WAYS, "NCCL, then cuBLAS") | {CUBLAS: "cuBLAS"}
+PEERS |= {TORCH_AG_GEMM: "PyTorch, without a graph"}
+
+
+def _plainly(peer):
+    """What is said of NCCL where plain buffers were the fastest, or alone."""
+    return " (plain buffers)" if peer.method in (NCCL, NCCL_CUBLAS) else ""
+
+
+def _shown_all_reduces():
+    """-> the Results of README's plot"""
+    return [found for n in (2, 4) if (found := evaluation.chosen(RESULTS, "all_reduce", n))]
+
+
+def mark_of_headline():
+    return ", ".join(bench_page.mark_of(results.path) for results in _shown_all_reduces())
 
 
 def draw_headline(path):
     """README's plot: the time of an all-reduce against its size, ours, NCCL's and PyTorch's best."""
-    results = Results.read(ALL_REDUCE)
-    torch = f"PyTorch {results.versions['torch']}, symmetric memory, its best"
-    lines = {
-        report.nccl_text(results): (report.best(results, NCCL_WAYS), "0.45"),
-        torch: (report.best(results, TORCH_SYMMETRIC), "tab:orange"),
-        "shmemkit": (report.best(results, ("auto",)), "tab:green"),
-    }
-    sizes = sorted(lines["shmemkit"][0])
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.add_subplot(xscale="log", yscale="log")
-    for label, (line, colour) in lines.items():
-        axes.plot(sizes, [line[size] for size in sizes], "-o", ms=4, lw=2, color=colour, label=label)
-    axes.set_xticks(sizes, map(size_text, sizes), minor=False)
-    axes.set_xticks([], minor=True)
-    axes.set(xlabel=f"{results.dtype} data of each rank", ylabel="time, us")
-    axes.set_title(f"All-reduce, {results.heading()}", fontsize="medium")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    report.save(figure, path, bench_page.mark_of(ALL_REDUCE))
+    shown = _shown_all_reduces()
+    figure = Figure(figsize=(5.5 * len(shown), 4.2), layout="constrained")
+    for axes, results in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        axes.set(xscale="log", yscale="log")
+        said = "".join(f",\n{text}" for text in earlier.texts(results))
+        torch = f"PyTorch {results.versions.get('torch', '')}, symmetric memory, its best"
+        at_best, plain = (report.best(results, ways) for ways in (NCCL_WAYS, (NCCL,)))
+        lines = [(report.nccl_text(results), at_best, "0.45", 2)]
+        lines += [("NCCL, plain buffers", plain, "0.45", 0.8)] if plain != at_best else []
+        lines += [(torch, report.best(results, TORCH_SYMMETRIC), "tab:orange", 2)]
+        lines += [(f"shmemkit{said}", report.best(results, ("auto",)), "tab:green", 2)]
+        for label, line, colour, width in lines:
+            if line:
+                sizes = sorted(line)
+                times = [line[size] for size in sizes]
+                axes.plot(sizes, times, "-o", ms=2 * width, lw=width, color=colour, label=label)
+        sizes = sorted(report.best(results, ("auto",)))
+        axes.set_xticks(sizes, map(size_text, sizes), minor=False, fontsize="x-small")
+        axes.set_xticks([], minor=True)
+        axes.set(xlabel=f"{results.dtype} data of each rank", ylabel="time, us")
+        axes.set_title(f"All-reduce, {results.n_ranks} x {results.machine['gpu']}", fontsize="medium")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="x-small")
+    report.save(figure, path, mark_of_headline())
+
+
+def evaluated():
+    """docs/evaluation.md."""
+    return evaluation.text(RESULTS)
 
 
 BUDGETS = {  # what is within budgets of multiprocessors: its file, size or shape in it, the command
@@ -222,7 +243,7 @@ def budgets():
                 "`benchmarks/results/sms/`."
             )
             continue
-        results = Results.read(path)
+        results = bench_page.read(path)
         ours = [r for r in results.rows if case in (r.bytes, r.shape) and r.method.startswith("auto")]
         rows = [
             [r.method.partition("sms=")[2] or "as tuned", r.took or "", f"{r.us:.1f}"] for r in ours if r.us
@@ -233,7 +254,8 @@ def budgets():
 
 def machine(results):
     about = results.machine
-    return f"{about['gpu']}, CUDA {about['cuda']}, {results.date[:10]}."
+    said = earlier.sentence(results)
+    return f"{about['gpu']}, CUDA {about['cuda']}, {results.date[:10]}." + (f" {said}" if said else "")
 
 
 def output(command, folder=ROOT):
@@ -286,7 +308,7 @@ def main():
             bench_page.draw(plot, results)
     picture = DOCS / "all_reduce.svg"
     shown = picture.read_text() if picture.exists() else ""
-    if ALL_REDUCE.exists() and bench_page.mark_of(ALL_REDUCE) not in shown:
+    if _shown_all_reduces() and mark_of_headline() not in shown:
         stale.append(picture.name)
         if "--check" not in sys.argv:
             draw_headline(picture)

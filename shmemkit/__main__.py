@@ -21,6 +21,8 @@ def main(arguments=None):
         return importlib.import_module(".tools.check.command", __package__).main(arguments[1:])
     if arguments[:1] == ["timeline"]:
         return importlib.import_module(".timeline", __package__).main(arguments[1:])
+    if arguments[:2] == ["bench", "everything"]:
+        return importlib.import_module(".tools.everything.command", __package__).main(arguments[2:])
     if arguments[:1] in (["emu"], ["bench"]):
         return importlib.import_module(f".{arguments[0]}.__main__", __package__).main(arguments[1:])
     parser = argparse.ArgumentParser(prog="shmemkit", description="SHMEM kernels in Python.")

@@ -379,12 +379,13 @@ def _parser():
     return parser
 
 
-def parse(arguments):
-    """-> the options. SystemExit(2) on all ranks, and a message from rank 0, for what is not allowed."""
+def parse(arguments, tables=True):
+    """-> the options. SystemExit(2) on all ranks, and a message from rank 0, for what is not allowed, or, for
+    `tables`, not installed."""
     options: Any = None
     status = None
     try:
-        options = _parse(arguments)
+        options = _parse(arguments, tables)
     except SystemExit as leaving:
         status = leaving.code
     comm = default_comm() if current_host() is None else None
@@ -398,7 +399,7 @@ def parse(arguments):
     return options
 
 
-def _parse(arguments):
+def _parse(arguments, tables):
     parser = _parser()
     alone = _Parser(prog=parser.prog, add_help=False, allow_abbrev=False)
     alone.add_argument("command", nargs="?")
@@ -414,7 +415,7 @@ def _parse(arguments):
             compare.check_settings(parser.parse_args(old.given), options)
         except ValueError as error:
             parser.error(f"--compare {old.path}: {error}")
-    if _is_first() and (found := report.missing(options.plot)):
+    if tables and _is_first() and (found := report.missing(options.plot)):
         parser.error(found)
     if options.command in CASES:
         _complete(options)

@@ -168,6 +168,7 @@ def run(world, results, options, progress):
                 measured = measure_all(world, timer, pairs, lambda i, tell=tell: step(tell[i]))
             for i, (us, note) in enumerate(measured):
                 part = "exchange" if i < len(alone) else None
-                results.add(OP, names[i], case.bytes, us, note=note, shape=name, alone=part)
+                rooms = pairs[i][1].rooms
+                results.add(OP, names[i], case.bytes, us, note=note, shape=name, alone=part, rooms=rooms)
     for contender in contenders:
         contender.close()

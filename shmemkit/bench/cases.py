@@ -10,6 +10,8 @@ from shmemkit.runtime.world import World
 from .nccl import SINCE_2_28, SUM, TYPES, UINT8
 from .refusal import agreed
 
+PERIOD = 4194301  # random elements, a prime number; larger data repeat them: making them takes seconds
+
 
 def negate(array):
     """Change all signs."""
@@ -92,6 +94,9 @@ class _Bytes(Case):
         for array in (self.x.view("uint8"), self.expected):
             self.world.xp.invert(array, out=array)
 
+    def bytes_of(self, rank, n):
+        return np.resize(np.frombuffer(self.random(rank).bytes(min(n, PERIOD)), "uint8"), n)
+
     def _put(self, x, expected):
         xp = self.world.xp
         self.x = xp.array(x.view(self.dtype))  # NumPy's would be read-only otherwise
@@ -103,7 +108,7 @@ class AllGatherCase(_Bytes):
 
     def make(self):
         ranks = range(self.world.n_ranks)
-        parts = [np.frombuffer(self.random(r).bytes(self.segment), "uint8") for r in ranks]
+        parts = [self.bytes_of(r, self.segment) for r in ranks]
         self._put(parts[self.world.rank], np.concatenate(parts))
 
     def nccl(self, comm, x, out):
@@ -118,7 +123,7 @@ class AllToAllCase(_Bytes):
 
     def make(self):
         me, n = self.world.rank, self.world.n_ranks
-        arrays = [np.frombuffer(self.random(r).bytes(self.bytes), "uint8").reshape(n, -1) for r in range(n)]
+        arrays = [self.bytes_of(r, self.bytes).reshape(n, -1) for r in range(n)]
         self._put(arrays[me].reshape(-1), np.concatenate([array[me] for array in arrays]))
 
     def nccl(self, comm, x, out):
@@ -143,7 +148,7 @@ class BroadcastCase(_Bytes):
         return self.world.n_ranks / max(1, self.world.n_ranks - 1)
 
     def make(self):
-        x, sent = (np.frombuffer(self.random(r).bytes(self.bytes), "uint8") for r in (self.world.rank, 0))
+        x, sent = (self.bytes_of(r, self.bytes) for r in (self.world.rank, 0))
         self._put(x, sent.copy())
 
     def nccl(self, comm, x, out):
@@ -188,7 +193,7 @@ class ScatterCase(_Bytes):
     op = "scatter"
 
     def make(self):
-        whole = np.frombuffer(self.random(0).bytes(self.bytes), "uint8")
+        whole = self.bytes_of(0, self.bytes)
         mine = whole.reshape(self.world.n_ranks, -1)[self.world.rank].copy()
         self._put(whole if self.world.rank == 0 else whole[:0], mine)
 
@@ -212,13 +217,14 @@ class _Sums(Case):
 
     def make(self):
         world, n = self.world, self.bytes // self.dtype.itemsize
-        total = np.zeros(n, "uint8")
+        made = min(n, PERIOD)
+        total = np.zeros(made, "uint8")
         for rank in range(world.n_ranks):
-            part = self.random(rank).integers(self.LEAST, self.MOST, n, "uint8")
+            part = self.random(rank).integers(self.LEAST, self.MOST, made, "uint8")
             total += part
             if rank == world.rank:
-                self.x = world.xp.asarray(part.astype(self.dtype))
-        self.total = world.xp.asarray(self._mine(total).astype(self.dtype))
+                self.x = world.xp.asarray(np.resize(part.astype(self.dtype), n))
+        self.total = world.xp.asarray(self._mine(np.resize(total.astype(self.dtype), n)))
         self.expected = self.total.view("uint8")
 
     def _mine(self, total):

@@ -82,7 +82,7 @@ def run(world, results, options, progress):
         for name in options.methods
         for out in options.out
     ]
-    with progress(1 + len(options.sizes) * len(contenders)) as step:
+    with progress(1 + len(options.sizes) * (1 + len(contenders))) as step:
         if n > 1:
             step("what one rank can send to another")
             results.p2p_GBps = p2p.limit(world, timer)
@@ -90,6 +90,7 @@ def run(world, results, options, progress):
         cases = list({case.bytes: case for case in cases}.values())  # sizes may be the same when rounded
         while cases:  # the data of one size go before those of the next come
             case, refused = cases.pop(0), None
+            step(f"{size_text(case.bytes)}, its data")
             try:
                 agreed(world, case.make)
             except Refused as reason:

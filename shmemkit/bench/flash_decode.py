@@ -239,9 +239,10 @@ def run(world, results, options, progress):
     memory, alone = memory_of(world), {Exchange: "exchange", Sdpa: "attention", Copy: "memory"}
     if not emulated:
         results.method = METHOD_OF_ROUNDS
-    with progress(len(options.shapes) * len(contenders)) as step:
+    with progress(len(options.shapes) * (1 + len(contenders))) as step:
         for shape in options.shapes:
             name = "x".join(map(str, shape))
+            step(f"{name}, its data")
             whole = DecodeCase(world, shape, dtype, options.head_dim, options.batch)
             part = DecodeCase(world, shape, dtype, options.head_dim, options.batch, whole)
             rows = options.batch, shape[1] * shape[2], options.head_dim
@@ -263,6 +264,7 @@ def run(world, results, options, progress):
                 kind, method = type(contender), contender.method
                 rate = whole.bytes / us * 1e-3 if us and kind is not Exchange else None
                 found = {"bus_GBps": rate, "of_memory": rate and memory and rate / memory}
+                found["rooms"] = contender.rooms
                 method = "AttentionCombine" if kind is Exchange else method
                 results.add(
                     OP, method, whole.bytes, us, note=note, shape=name, alone=alone.get(kind), **found

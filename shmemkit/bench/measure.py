@@ -16,6 +16,9 @@ from typing import Any
 
 from .refusal import Refused, agreed
 
+# None, or ``launched(world)``: the modules of the kernels launched since its last call.
+launched: Callable[[Any], list[str] | None] | None = None
+
 
 def budgets(options):
     """-> the budgets of multiprocessors to measure with: None, and those of --sms"""
@@ -33,6 +36,7 @@ class Contender:
 
     out            where the result is; None before the first call if that makes it
     took           the method that "auto" took, or None
+    rooms          the modules of the kernels that it launched, if ``launched`` says it
     ran, version   the kernels of a call, and the version of the library, where they are known
     start(case)    set up for a case
     call()         enqueue one
@@ -54,6 +58,7 @@ class Contender:
     took: str | None = None
     ran: str | None = None
     version: str | None = None
+    rooms: list[str] | None = None
 
     def __init__(self, world):
         self.world = world
@@ -61,7 +66,7 @@ class Contender:
     @property
     def about(self):
         """What a row says of it."""
-        return {"took": self.took, "ran": self.ran, "version": self.version}
+        return {"took": self.took, "ran": self.ran, "version": self.version, "rooms": self.rooms}
 
     def start(self, case):
         self._case, self.out = case, case.output()
@@ -130,6 +135,8 @@ def _measure(world, timer, pairs, step, times):
 
 def _set_up(world, timer, case, contender):
     """-> (replay, what is wrong with the first result or "")"""
+    if launched:
+        launched(world)  # what others launched is not the contender's
     agreed(world, lambda: contender.start(case))
     if contender.out is not None:
         case.spoil(contender.out)
@@ -140,4 +147,5 @@ def _set_up(world, timer, case, contender):
     replay = agreed(world, lambda: capture(iters))
     if graph := getattr(replay, "graph", None):
         contender.captured(graph, iters)
+    contender.rooms = launched(world) if launched else None
     return replay, wrong

@@ -132,6 +132,8 @@ def _installed():
 
 
 library = functools.cache(Library)  # one for all contenders, as long as the program runs
+# None, or {(rank's World, way, library): an Nccl that was closed}, whose communicator and memory others take.
+kept: dict | None = None
 
 
 class Communicator:
@@ -204,12 +206,20 @@ class Nccl(Contender):
         """Have a communicator. Collective; ``start`` does it, and ``empty`` needs it."""
         if self._comm is not None:
             return
+        if old := (kept or {}).pop(self._name, None):
+            self._comm, self._memory, self._blocks = old._comm, old._memory, old._blocks
+            self._free, self.version = list(self._blocks), old.version
+            return
         if self.world.backend.name == "emulator":
             raise ValueError("NCCL needs GPUs")
         found = agreed(self.world, self._load)
         values = CONFIGS[self._mode] if found.code >= SINCE_2_28 else None
         self._comm = Communicator(self.world, found, values)
         self.version = found.version
+
+    @property
+    def _name(self):
+        return id(self.world), self._mode, self._path
 
     def _load(self):
         found = library(self._path)
@@ -245,6 +255,9 @@ class Nccl(Contender):
 
     def close(self):
         if self._comm is None:
+            return
+        if kept is not None and self._name not in kept:
+            kept[self._name] = self
             return
         gc.collect()  # NCCL waits for graphs that have captured its calls
         try:

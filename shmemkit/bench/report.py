@@ -242,6 +242,9 @@ def plot(results, path, mark=None):
     peers = {nccl_text(results): (best(results, NCCL_WAYS), "black")}
     peers["PyTorch symmetric memory, its best"] = best(results, TORCH_SYMMETRIC), "tab:orange"
     peers = {label: peer for label, peer in peers.items() if peer[0]}
+    ways = {row.method for row in results.rows if row.method in NCCL_WAYS and row.us and not row.note}
+    if NCCL in ways and len(ways) > 1:
+        drawn.append(("NCCL, plain buffers", best(results, (NCCL,)), "black", "-", 0.8))
     drawn += [(label, times, colour, "-", 2.5) for label, (times, colour) in peers.items()]
 
     figure = Figure(figsize=(10, 8 if peers else 5.5), layout="constrained")
@@ -254,7 +257,9 @@ def plot(results, path, mark=None):
     sizes = sorted({size for _, times, *_ in drawn for size in times})
     axes.set(xscale="log", yscale="log", ylabel="us")
     what = ", ".join(dict.fromkeys(row.op for row in results.rows if row.op != "latency"))
-    axes.set_title(f"{what}, {results.dtype}: {results.heading()}", fontsize="small")
+    earlier = "; ".join(dict.fromkeys(row.earlier for row in results.rows if row.earlier))
+    earlier = f"\nshmemkit's times: {earlier}" if earlier else ""
+    axes.set_title(f"{what}, {results.dtype}: {results.heading()}{earlier}", fontsize="small")
     if drawn:
         axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
     for times, colour in peers.values():

@@ -115,7 +115,13 @@ class Row:
     version        of NCCL
     of_memory      flash_decode: bus_GBps over what the GPU's memory has by its clock and width
     runs           the time of each run, of which `us` is the median; None of one run
+    rooms          the modules whose kernels it launched, where that was noted (shmemkit/tools/ledger.py)
+
+    Not in a file (docs/earlier.py): `earlier`, as "of earlier kernels, 2026-11-22", and `dagger`, which marks
+    its figures among others.
     """
+
+    earlier = dagger = ""
 
     op: str
     method: str
@@ -143,6 +149,7 @@ class Row:
     vs_loop: float | None = None
     of_memory: float | None = None
     weights_GBps: float | None = None
+    rooms: list[str] | None = None
 
     @property
     def wrong(self):
@@ -186,8 +193,9 @@ class Results:
 
     @classmethod
     def read(cls, path) -> Any:
-        """Those that ``write`` put into a file, with the `versions` and `environment` then; None for another
-        JSON file."""
+        """Those that ``write`` put into a file, with the `versions` and `environment` then, and what
+        ``bench everything`` adds: `measured` and `digests` (shmemkit/tools/everything/files.py), or {}. None
+        for another JSON file."""
         with open(path) as file:
             data = json.load(file)
         if "rows" not in data:
@@ -198,6 +206,8 @@ class Results:
         self.rows = [Row(**{k: v for k, v in row.items() if k in fields}) for row in data["rows"]]
         for key in ("machine", "versions", "environment", "command", "date", "method", "n_ranks", "p2p_GBps"):
             setattr(self, key, data[key])
+        for key in ("measured", "digests"):
+            setattr(self, key, data.get(key, {}))
         self.compare()  # with today's meaning of the ratios
         return self
 
@@ -286,6 +296,12 @@ class Results:
         with open(path, "w") as file:
             json.dump(self.as_dict(), file, indent=1)
             file.write("\n")
+
+
+def case_of(row):
+    """What a file calls the case of a row, a Row or a dict: its shape, or else its bytes."""
+    row = row if isinstance(row, dict) else vars(row)
+    return row.get("shape") or str(row.get("bytes") or "")
 
 
 def ranks_of(n):

@@ -59,10 +59,11 @@ def measure_shapes(world, results, options, progress, entries, cases_of):
     if not emulated:
         results.method = METHOD_OF_ROUNDS
     todo = [(shape, cases_of(shape, dtype)) for shape in options.shapes]  # what is refused is so at once
-    with progress(len(todo) * len(entries)) as step:
+    with progress(len(todo) * (1 + len(entries))) as step:
         while todo:  # the data of one shape go before those of the next come
             shape, cases = todo.pop(0)
             name, whole = "x".join(map(str, shape)), cases[None]
+            step(f"{name}, its data")
             iters = 1 if emulated else min(max(math.ceil(WORK / whole.operations), LEAST), MOST)
             timer = Timer(world, options.iters or iters, options.replays)
             measured = _measure(world, timer, name, cases, entries, step)

@@ -4,6 +4,7 @@ that it overlaps with collectives.
 
 import contextlib
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,13 @@ def tensor_of(torch, array):
     return tensor if by_row is array else tensor.T
 
 
+def leave():
+    """Leave PyTorch's process group, if there is one."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 class TorchCall(Contender):
     """What they have in common: one process group, with a communicator of its own besides that of
     ``nccl.Nccl``; calls on the World's stream; and CUDA graphs of PyTorch's, because its calls allocate and
@@ -34,7 +42,7 @@ class TorchCall(Contender):
     """
 
     method: str
-    distributed = True
+    distributed, kept = True, False  # kept: the process group is for others, too, to the program's end
     prepare: Callable
     run: Callable
     _torch: Any = None
@@ -79,11 +87,8 @@ class TorchCall(Contender):
 
     def close(self):
         """Leave the process group; the first one that is closed does."""
-        if self._torch is None:
-            return
-        distributed = self._torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.destroy_process_group()
+        if self._torch is not None and not self.kept:
+            leave()
 
     def _connect(self):
         cuda, world, port = self._torch.cuda, self.world, None

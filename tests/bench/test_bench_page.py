@@ -44,6 +44,9 @@ def write(path, *rows, p2p=400.0):
         "date": "2026-11-21T00:00:00+00:00",
         "method": "A clock",
     }
+    data |= {
+        "measured": {"": {"sources": "s", "date": data["date"], "answer": "done"}}
+    }  # of the present kernels
     path.write_text(json.dumps(data | {"n_ranks": 4, "p2p_GBps": p2p, "rows": rows}))
 
 
@@ -122,7 +125,7 @@ def test_the_overview_has_plots_or_what_auto_takes(pages, tmp_path):
         "4 ranks on 4 x G; driver 1.2, CUDA 13.0:",
         "![All-gather: time against size](plots/gathered_x4.svg)",
         "[All rows](results/all_gather.md)",
-        "## Matrix products",
+        "## GEMM",
         "4 ranks on 4 x G; driver 1.2, CUDA 13.0:",
         "| M x N x K | method | us | TFLOP/s | x cuBLAS |\n| --- | --- | --- | --- | --- |\n"
         "| 4x5x6 | `sm90` | 2.00 | 450 | 0.50 |",
@@ -156,8 +159,8 @@ def test_grouped_products(pages, tmp_path):
 
 def test_each_result_has_a_page(pages):
     shown = {pages[0].op_of(results) for results in pages[0].files(pages[1].RESULTS).values()}
-    assert shown == {page.stem for page in (DOCS / "results").glob("*.md")}
-    for op in shown:
+    assert shown <= set(pages[0].TITLES) == {page.stem for page in (DOCS / "results").glob("*.md")}
+    for op in pages[0].TITLES:
         assert f"<!-- table: benchmarks {op} -->" in (DOCS / "results" / f"{op}.md").read_text()
 
 
@@ -225,7 +228,7 @@ def test_gemm(pages, tmp_path):
     rows.append({"op": "gemm", "method": "sm80", "bytes": 8, "shape": "4x5x6", "note": "refused: no"})
     write(tmp_path / "gemm.json", *rows, p2p=None)
     parts = pages[0].text(tmp_path).split("\n\n")
-    assert parts[0].startswith("## Matrix products: 4 ranks")
+    assert parts[0].startswith("## GEMM: 4 ranks")
     assert parts[3:] == [
         "TFLOP/s (and cuBLAS's time over it, where cuBLAS ran):",
         "| M x N x K | `cuBLAS` | `auto` |\n| --- | --- | --- |\n"

@@ -12,6 +12,7 @@ from fast import slow
 
 import shmemkit as sk
 from shmemkit.bench import ag_gemm, cases, gemm, gemm_reduce, libraries, measure, product_cases, results
+from shmemkit.bench import nccl as nccl_calls
 from shmemkit.bench.layers import InTurn
 from shmemkit.bench.nccl import Nccl, nodes_of
 from shmemkit.bench.torch_peer import TorchGatherProduct, TorchNccl, TorchProductScatter, TorchSymmetric
@@ -252,6 +253,31 @@ def test_no_window_is_a_row(monkeypatch, tmp_path):
     assert (
         note == "refused: NCCL makes no window here: it needs NCCL_CUMEM_ENABLE=1 and GPUs joined by NVLink"
     )
+
+
+def test_a_communicator_that_is_kept_serves_the_next_command(monkeypatch, tmp_path):
+    nccl, kept = FakeNccl(monkeypatch, str(tmp_path)), {}
+    monkeypatch.setattr(nccl_calls, "kept", kept)
+
+    def main():
+        world, notes = sk.init(), []
+        gpus = as_of_gpus(world)
+        for size in (96, 960, 96):
+            contender = Nccl(gpus, "nccl_window", str(tmp_path))
+            case = cases.AllGatherCase(world, size, as_dtype("bfloat16"))
+            case.make()
+            notes.append(measure.measure(world, sk.Timer(world, 2, 2), case, contender)[1])
+            contender.close()
+        world.host_barrier()
+        nccl_calls.kept = None  # the end
+        for contender in [each for each in kept.values() if each.world is gpus]:
+            contender.close()
+        return notes
+
+    assert sk.emu.run(main, 2) == 2 * [["", "", ""]]
+    assert len(nccl.calls("CommInitRankConfig")) == len(nccl.calls("CommDestroy")) == 1
+    assert len(nccl.calls("MemAlloc")) == len(nccl.calls("MemFree")) == 2
+    assert not nccl.configs and not nccl.kept
 
 
 def test_no_nccl_is_a_row(tmp_path):
