@@ -56,7 +56,12 @@ def samples(names):
 def obsolete(name, method, nbytes):
     """Whether a row is of code that is gone: LL128 was up to twice as slow on four ranks, from 16 MB on, when
     these were measured, as before and afterwards."""
-    return name.startswith("model/") and name.endswith("_h100x4.json") and "ll128" in method and nbytes >= 1 << 24
+    return (
+        name.startswith("model/")
+        and name.endswith("_h100x4.json")
+        and "ll128" in method
+        and nbytes >= 1 << 24
+    )
 
 
 def fit(some):
@@ -131,8 +136,10 @@ def model_of(names):
 def report(some):
     def show(what, parameters, others):
         found, lost = np.abs(errors(parameters, others)), np.array([*losses(parameters, others).values()])
-        chosen = f"; choice: within 5 % of the best in {np.mean(lost < 0.05):.0%} of {len(lost)}, worst {lost.max():.0%}"
-        print(f"{what}: {len(found)} rows, median {np.median(found):.1%}, worst {found.max():.0%}{chosen}")
+        print(
+            f"{what}: {len(found)} rows, median {np.median(found):.1%}, worst {found.max():.0%}; choice within "
+            f"5 % of the best in {np.mean(lost < 0.05):.0%} of {len(lost)} cases, worst {lost.max():.0%}"
+        )
 
     show("fitted to all", fit(some), some)
     train, others = halves(some)

@@ -65,13 +65,34 @@ def fitted() -> dict[str, Any]:
     return json.loads(FILE.read_text())
 
 
-def microseconds(op: str, method: str, n_ranks: int, nbytes: float, symmetric: bool, gpu: Gpu) -> float | None:
+def microseconds(
+    op: str, method: str, n_ranks: int, nbytes: float, symmetric: bool, gpu: Gpu
+) -> float | None:
     """-> what a call takes, its full array having `nbytes` bytes; None for a method that is not modelled."""
     parameters = fitted()["parameters"]
     found = terms(op, method, n_ranks, nbytes, symmetric)
     if found is None:
         return None
     return sum(parameters.get(name, 0) * amount for name, amount in scaled(found, gpu).items())
+
+
+METHODS = {
+    "all_gather": ("ll", "ll128", "lamport", "push_1d", "copy_push", "copy_staged"),
+    "all_to_all": ("ll", "ll128", "lamport", "push", "copy_engine"),
+    "reduce_scatter": ("ll", "ll128", "lamport", "push", "copy_engine"),
+    "all_reduce": ("one_shot", "one_shot_ll128", "one_shot_lamport", "two_shot_ll128", "push", "copy_engine"),
+    "broadcast": ("ll", "ll128", "lamport", "scatter"),
+    "gather": ("ll", "ll128", "push"),
+    "scatter": ("ll", "ll128", "push"),
+    "reduce": ("ll", "ll128", "push"),
+}
+"""Those that "auto" may take by the model."""
+
+
+def times(op: str, n_ranks: int, nbytes: float, symmetric: bool, gpu: Gpu) -> dict[str, float]:
+    """-> {method: microseconds}, of all METHODS"""
+    found = {name: microseconds(op, name, n_ranks, nbytes, symmetric, gpu) for name in METHODS[op]}
+    return {name: us for name, us in found.items() if us is not None}
 
 
 # Packets: whose parameters they have, and how often these carry as many bytes.
