@@ -136,10 +136,8 @@ def model_of(names):
 def report(some):
     def show(what, parameters, others):
         found, lost = np.abs(errors(parameters, others)), np.array([*losses(parameters, others).values()])
-        print(
-            f"{what}: {len(found)} rows, median {np.median(found):.1%}, worst {found.max():.0%}; choice within "
-            f"5 % of the best in {np.mean(lost < 0.05):.0%} of {len(lost)} cases, worst {lost.max():.0%}"
-        )
+        near = f"{np.mean(lost < 0.05):.0%} of {len(lost)} choices within 5 %, worst loss {lost.max():.0%}"
+        print(f"{what}: {len(found)} rows, median {np.median(found):.1%}, worst {found.max():.0%}; {near}")
 
     show("fitted to all", fit(some), some)
     train, others = halves(some)

@@ -193,7 +193,7 @@ def is_current(op, entry):
 
 
 class Place(NamedTuple):
-    """Where "auto" chooses: the GPU model; how many ranks, nodes, and multiprocessors of a GPU; whether NVLink
+    """Where "auto" chooses: the GPU model; the numbers of ranks, of nodes, of a GPU's SMs; whether NVLink
     connects all ranks."""
 
     gpu: str
