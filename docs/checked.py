@@ -89,8 +89,8 @@ def digests_of_methods(made):
 
 
 def rooms_of(kind, name):
-    """-> the rooms of collectives whose kernels a method may launch. One that is made of other collectives has
-    those of their methods whose names begin alike."""
+    """-> the rooms of collectives whose kernels a method may launch. One that is made of other collectives
+    has those of their methods whose names begin alike."""
     entry, begin = kind._METHODS[name], name.partition("_")[0]
     made = entry[0] if isinstance(entry, tuple) else entry
     if isinstance(made, type):
