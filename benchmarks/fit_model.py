@@ -2,6 +2,7 @@
 
     python benchmarks/fit_model.py                 by the files that model.json names
     python benchmarks/fit_model.py FILE.json ...   by others, as `shmemkit bench tune --json` writes them
+    python benchmarks/fit_model.py show [GPU]      print what "auto" takes by the model, at 2, 3, 4 and 8 ranks
 
 It prints how well it does: fitted to every second size and compared with the others, fitted to two ranks and
 compared with more, and what is lost where it does not choose the fastest method that was measured.
@@ -17,7 +18,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from shmemkit.collectives import cost_model  # noqa: E402
+from shmemkit.collectives import cost_model, tuning  # noqa: E402
+from shmemkit.support.sizes import size_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -147,7 +149,28 @@ def report(some):
         show("more than 2 ranks held out", fit(two), [each for each in some if each.n_ranks > 2])
 
 
+def show_choices(gpu):
+    """What is taken without a table: the microseconds that it is predicted to take, and how much longer that
+    is than the shortest prediction."""
+    place = cost_model.gpu_of(gpu)[0]
+    for op in cost_model.METHODS:
+        for n in (2, 3, 4, 8):
+            found = tuning._by_model(op, tuning.Place(gpu, n, 1, place.sms), [], "")
+            for symmetric, choices in found.choices.items():
+                cells, last = [], None
+                for size, times in found.times[symmetric].items():
+                    method = tuning.method_at(choices, size)
+                    loss = times[method] / min(times.values()) - 1
+                    if method != last or loss > 0.01:
+                        cells.append(f"{size_text(size)} {method} {times[method]:.1f} us (+{loss:.0%})")
+                    last = method
+                print(f"{op}, {n} ranks, {'symmetric' if symmetric else 'private'}: {'; '.join(cells)}")
+
+
 def main(arguments):
+    if arguments[:1] == ["show"]:
+        show_choices(" ".join(arguments[1:]) or "NVIDIA H100 80GB HBM3")
+        return
     names = [str(Path(name).resolve().relative_to(RESULTS)) for name in arguments]
     names = names or cost_model.fitted()["files"]
     report(samples(names))

@@ -58,6 +58,7 @@ class Collective:
     max_nbytes: int
     sms: int | None
     _options: dict[str, Any]
+    _choices: Any
     _overlap: str
     _shape: Callable[[tuple[int, ...]], tuple[int, ...]]
     _sizes: Callable[[Any, Any], None]

@@ -125,7 +125,7 @@ def terms(op: str, method: str, n: int, nbytes: float, symmetric: bool) -> dict[
     n = max(2, n)  # one rank is as two
     each = (n - 1) / n * nbytes  # a segment to, or from, each other rank
     whole = (n - 1) * nbytes
-    one = [n - 1, each]
+    one = (n - 1, each)
     shot, _, packet = method.partition("_shot")
     match op, method:
         case "all_gather" | "all_to_all" | "reduce_scatter", "ll" | "ll128" | "lamport":

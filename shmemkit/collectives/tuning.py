@@ -261,7 +261,8 @@ def _by_model(op, place, current, note):
     gpu, known = cost_model.gpu_of(place.gpu, place.sms, place.nvlink)
     fewer = max((e for e in current if e["n_ranks"] < place.n_ranks), key=_n_ranks, default=None)
     more = min((e for e in current if e["n_ranks"] > place.n_ranks), key=_n_ranks, default=None)
-    between = [_choices_of(entry) for entry in (fewer, more)] if fewer and more else []
+    both = (fewer, more) if fewer and more else ()
+    between = [_choices_of(entry) for entry in both]
     times = {}
     for symmetric in (False, True):
         of_output = times[symmetric] = {}
@@ -269,8 +270,8 @@ def _by_model(op, place, current, note):
             modelled = cost_model.times(op, place.n_ranks, size, symmetric, gpu)
             taken = {method_at(choices[symmetric], size) for choices in between}
             of_output[size] = {k: v for k, v in modelled.items() if k in taken} or modelled
-    if between:
-        by = f"by tables of {fewer['n_ranks']} and {more['n_ranks']} ranks on this GPU model"
+    if both:
+        by = f"by tables of {both[0]['n_ranks']} and {both[1]['n_ranks']} ranks on this GPU model"
     else:
         by = f"by model, for {_gpu_text(gpu, known, place)}"
         few, *_, many = cost_model.fitted()["ranks"]

@@ -24,6 +24,7 @@ class ExpertLayer(Products):
                                   index
     """
 
+    unused: str
     _shape: Callable[..., tuple[int, int]]
     _check: Callable[..., None]
     _bind: Callable[..., list[Callable]]

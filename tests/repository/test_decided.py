@@ -1,4 +1,4 @@
-"""Numbers by which "auto" chooses: docs/tuning.md names the results that decided each, and they bear it out."""
+"""Numbers by which "auto" chooses: docs/tuning.md names the results that decided each, and they do."""
 
 import importlib
 import json
