@@ -212,19 +212,23 @@ class Found(NamedTuple):
     times: dict | None = None
 
 
-def ranges(times):
+def ranges(times, first=min):
     """`times`, {bytes: {method: microseconds}} -> [(limit in bytes, or None, method), ...]. From a size to
-    the next larger one the method changes only if another is faster by more than MARGIN: the clock's own
-    scatter makes no ranges, and each method costs memory."""
-    result, method = [], None
-    for size in sorted(times):
+    the next one the method changes only if another is faster by more than MARGIN: the clock's own scatter
+    makes no ranges, and each method costs memory. `first` is the size to begin with: min or max. By the model
+    it is max: between methods as good for small arrays it takes the one that it needs anyway."""
+    taken, method = {}, None
+    for size in sorted(times, reverse=first is max):
         of_size = times[size]
         fastest = min(of_size, key=of_size.get)
         if method not in of_size or of_size[fastest] < (1 - MARGIN) * of_size[method]:
             method = fastest
-        if result and result[-1][1] == method:
+        taken[size] = method
+    result = []
+    for size in sorted(taken):
+        if result and result[-1][1] == taken[size]:
             result.pop()
-        result.append((size, method))
+        result.append((size, taken[size]))
     return [*result[:-1], (None, result[-1][1])]
 
 
@@ -277,7 +281,7 @@ def _by_model(op, place, current, note):
         few, *_, many = cost_model.fitted()["ranks"]
         if place.n_ranks > many:
             by += f"; it was fitted to {few} to {many} ranks"
-    return Found({symmetric: ranges(of) for symmetric, of in times.items()}, by + note, times)
+    return Found({symmetric: ranges(of, first=max) for symmetric, of in times.items()}, by + note, times)
 
 
 def _n_ranks(entry):
@@ -381,7 +385,7 @@ def _but(found, refused):
             if (some := {name: us for name, us in of_size.items() if name not in refused})
         }
         if left:
-            result[symmetric] = ranges(left)
+            result[symmetric] = ranges(left, first=max)
     return result
 
 

@@ -157,9 +157,14 @@ def test_commands_write_file_and_pages(checked, monkeypatch, tmp_path, capsys):
     page.write_text("before\n<!-- table: checked -->\n<!-- end -->\n<!-- table: other -->\n<!-- end -->\n")
     monkeypatch.setattr(checked, "FILE", tmp_path / "checked.json")
     monkeypatch.setattr(checked, "PAGES", [page])
+    monkeypatch.setattr(checked.tuning, "DIGESTS", tmp_path / "shipped.json")
     checked.FILE.write_text('{"toolchain": null, "sources": null, "rooms": {}, "checks": []}')
     for what in ("digests", "check"):
         assert not checked.main(["add" if what == "check" else what, str(tmp_path / f"{what}.json")])
+    shipped = json.loads((tmp_path / "shipped.json").read_text())
+    assert (
+        shipped["methods"] == checked.digests_of_methods(MADE) and shipped["toolchain"] == MADE["toolchain"]
+    )
     written = page.read_text()
     assert written.startswith("before\n") and "| right in 1 case (1) |" in written
     assert checked.main(["add", str(tmp_path / "no_check.json")]) and page.read_text() == written
