@@ -194,15 +194,16 @@ def test_never_a_neighbours_limits(place, table, packaged):
 
 
 def test_three_ranks_are_between_two_and_four(table, packaged):
+    """By methods of the tables alone: of all, the model would take LL128."""
     packaged()
     table(
-        entry(H200, 2, private=[[1 << 16, "ll128"], [None, "push_1d"]]),
-        entry(H200, 4, private=[[1 << 20, "ll128"], [None, "push_1d"]]),
+        entry(H200, 2, private=[[1 << 16, "ll"], [None, "push_1d"]]),
+        entry(H200, 4, private=[[1 << 20, "ll"], [None, "push_1d"]]),
     )
     choices, by = chosen(n_ranks=3)
     assert by == "by tables of 2 and 4 ranks on this GPU model"
     (limit, small), large = choices
-    assert small == "ll128" and large == (None, "push_1d") and 1 << 16 <= limit <= 1 << 20
+    assert small == "ll" and large == (None, "push_1d") and 1 << 16 <= limit <= 1 << 20
     assert chosen(n_ranks=8)[1].startswith("by model") and "fitted to 2 to 4 ranks" in chosen(n_ranks=8)[1]
 
 
