@@ -5,6 +5,11 @@ python docs/checked.py digests DIGESTS.json   take the digests that tests/machin
                                               results that were measured with the same sources
 python docs/checked.py add CHECK.json ...     take what `shmemkit check --json`, or GPU tests, wrote
 python docs/checked.py state DIGESTS.json     print which modules of kernels have no check; never fails
+python docs/checked.py tables DIGESTS.json    fail where "auto" would use a table of other kernels
+
+"digests" also writes shmemkit/collectives/digests.json, which is small and ships: by it "auto" knows whether
+a tuning table is of these kernels (shmemkit/collectives/tuning.py). Its digest of a method is of the rooms
+that the method's module takes names from, without the tables' sizes.
 
 The digest of a module of kernels, a room, is of what runs:
 
@@ -36,16 +41,20 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # this shmemkit, installed or no
 
 from bench_page import table  # noqa: E402
 
+from shmemkit.bench.collectives import HOSTS, host_of  # noqa: E402
 from shmemkit.bench.results import ranks_of  # noqa: E402
 from shmemkit.collectives import tuning  # noqa: E402
 from shmemkit.tools import ledger  # noqa: E402
 from shmemkit.tools.everything import files  # noqa: E402
 
+PARTS = {host_of(op) for op in HOSTS}  # of which others may be made
+
 # ---- digests
 
 
-def digests_of(made):
-    """-> {room: digest} of this checkout; `made`: what a digests.json has."""
+def digests_of(made, sizes=True):
+    """-> {room: digest} of this checkout; `made`: what a digests.json has. Without `sizes`, by which tables
+    choose a method, only of collectives."""
     if made["sources"] != ledger.sources():
         raise ValueError(
             f"it is of a shmemkit/ with the digest {made['sources']}; here it is {ledger.sources()}. Run "
@@ -53,11 +62,13 @@ def digests_of(made):
         )
     users, launches = {}, {}
     for module in ledger.modules():
-        launches[module.__name__] = list(_launches_by(module))
+        launches[module.__name__] = list(_launches_by(module, sizes))
         for name in {module.__name__, *map(_module_of, vars(module).values())}:
             users.setdefault(name, set()).add(module.__name__)
     result = {}
     for room, names in sorted(ledger.rooms().items()):
+        if not sizes and not room.startswith("collectives."):
+            continue
         try:
             code = sorted(made["kernels"][f"{name}-sm_90a"] for name in names)
         except KeyError as missing:
@@ -68,7 +79,54 @@ def digests_of(made):
     return result
 
 
-def _launches_by(module):
+def digests_of_methods(made):
+    """-> {op: {method: digest}} of this checkout, for tuning tables; `made`: what a digests.json has."""
+    rooms, result = digests_of(made, sizes=False), {}
+    for op in sorted(HOSTS):
+        kind = host_of(op)
+        of_op = result[op] = {}
+        for name in sorted(kind._METHODS):
+            used = {room: rooms[room] for room in sorted(rooms_of(kind, name))}
+            of_op[name] = hashlib.sha256(json.dumps([name, used]).encode()).hexdigest()[:16]
+    return result
+
+
+def rooms_of(kind, name):
+    """-> the rooms of collectives whose kernels a method may launch. One that is made of other collectives
+    has those of their methods whose names begin alike."""
+    entry, begin = kind._METHODS[name], name.partition("_")[0]
+    made = entry[0] if isinstance(entry, tuple) else entry
+    if isinstance(made, type):
+        todo = {_module_of(each) for each in made.__mro__}
+    else:  # a function, which makes one of the classes that it names
+        todo = {_module_of(made.__globals__.get(name)) for name in made.__code__.co_names}
+    packages, found, parts = {_module_of(made)} & todo, set(), set()  # others have all methods of theirs
+    while todo:
+        name = todo.pop() or ""
+        module = sys.modules.get(name)
+        inside = name.startswith("shmemkit.collectives.") and name not in found
+        if inside and (name in packages or not hasattr(module, "__path__")):
+            found.add(name)
+            todo |= {_module_of(getattr(value, "py_func", value)) for value in vars(module).values()}
+            parts |= {value for value in vars(module).values() if isinstance(value, type) and value in PARTS}
+    of_parts = [rooms_of(part, m) for part in parts - {kind} for m in part._METHODS if m.startswith(begin)]
+    return set().union(*of_parts) | {name.removeprefix("shmemkit.") for name in found} & ledger.rooms().keys()
+
+
+def stale_tables(made):
+    """-> what the package's tuning table has of other kernels, though digests.json calls it current."""
+    now, shipped = digests_of_methods(made), tuning.digests()
+    found = []
+    for op, entries in tuning.read(tuning.PACKAGED).items():
+        for entry in entries:
+            names = {name for output in tuning.OUTPUTS for _, name in entry[output]}
+            wrong = sorted(n for n in names if now[op].get(n) != shipped.get(op, {}).get(n))
+            if tuning.is_current(op, entry) and wrong:
+                found.append(f"{op}, {entry['gpu']}, {entry['n_ranks']} ranks: {', '.join(wrong)}")
+    return found
+
+
+def _launches_by(module, with_sizes=True):
     """(of which module, JSON) of what decides how kernels are launched, as the file's docstring says."""
     tables, found = tuning.read(tuning.PACKAGED), []
     kinds = [v for v in vars(module).values() if isinstance(v, type) and _module_of(v) == module.__name__]
@@ -78,7 +136,8 @@ def _launches_by(module):
         for name, entry in getattr(kind, "_METHODS", {}).items():
             made, transport, *settings = entry if isinstance(entry, tuple) else (entry, None)
             sizes = [{**each, "date": None} for each in tables.get(kind._table, [])]
-            given = _numbers(dict(*settings)), _plain(transport), sizes, tuning.DEFAULTS.get(kind._table)
+            given = _numbers(dict(*settings)), _plain(transport)
+            given += (sizes, tuning.DEFAULTS.get(kind._table)) if with_sizes else ()
             found.append((_module_of(made), [kind._table, name, *given]))
     return [(of, json.dumps(what, sort_keys=True)) for of, what in found if what]
 
@@ -248,7 +307,9 @@ def commit():
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=f"{__doc__}".partition("\n")[0])
-    parser.add_argument("what", nargs="?", choices=["pages", "digests", "add", "state"], default="pages")
+    parser.add_argument(
+        "what", nargs="?", choices=["pages", "digests", "add", "state", "tables"], default="pages"
+    )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.json")
     options = parser.parse_args(arguments)
     data = json.loads(FILE.read_text())
@@ -257,15 +318,24 @@ def main(arguments=None):
             found = json.loads(file.read_text())
             if options.what == "state":
                 print(f"{file}:", *state(data, found), sep="\n  ")
+            elif options.what == "tables":
+                if stale := stale_tables(found):
+                    raise ValueError(
+                        f"tuning.json has entries of other kernels: {'; '.join(stale)}. Run 'docs/checked.py "
+                        "digests', so that they are not used, and 'bench tune' on GPUs for new ones"
+                    )
             elif options.what == "digests":
                 take_digests(data, found)
+                made = {"toolchain": found["toolchain"], "commit": data["commit"]}
+                methods = digests_of_methods(found)
+                tuning.DIGESTS.write_text(json.dumps({**made, "methods": methods}, indent=1) + "\n")
             else:
                 add(data, found, commit())
         except (OSError, ValueError, KeyError) as error:
             print(f"{file}: {f'it has no {error}' if type(error) is KeyError else error}", file=sys.stderr)
             if options.what != "state":
                 return True
-    if options.what != "state":
+    if options.what not in ("state", "tables"):
         data["rooms"] = {room: data["rooms"].get(room) for room in sorted(ledger.rooms())}
         FILE.write_text(json.dumps(data, indent=1) + "\n")
         stamp_results(data)

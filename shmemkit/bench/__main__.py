@@ -36,6 +36,7 @@ from . import (
     report,
     rms_norm,
     tune,
+    tune_all,
 )
 from .cases import CASES
 from .results import NCCL, NCCL_WAYS, Results
@@ -226,6 +227,19 @@ def _parser():
         )
         budgeted(found)
         found.add_argument("--tune", nargs="?", type=_path, const=USERS, metavar="FILE", help=text)
+
+    text = "the tuning table of all collectives: the methods that may be the fastest, each at some sizes"
+    whole = command(tune_all.run, "tune", text)
+    text = f"some of {', '.join(CASES)}; default: all"
+    known = _some_of(lambda: tuple(CASES))
+    whole.set_defaults(usual_sizes=tune_all.SIZES)
+    whole.add_argument("--ops", type=known, default=list(CASES), metavar="A,B", help=text)
+    sized(whole, "of the full array; between two with different methods it measures one more")
+    whole.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default %(default)s")
+    text = "begin no case later than so many seconds from the start; default %(default)s"
+    whole.add_argument("--seconds", type=_positive, default=tune_all.SECONDS, metavar="N", help=text)
+    text = f"the table; default: the user's, {tuning.user_file()}. FILE.part keeps what is not complete yet"
+    whole.add_argument("--table", type=_path, metavar="FILE", help=text)
 
     experts = command(
         expert_parallel.run, "expert_parallel", "dispatch and combine of ExpertParallel, and by NCCL"
@@ -451,6 +465,10 @@ def measure(world, options):
         raise SystemExit(
             "p2p: there is one rank; it needs two or more, as in shmemkit run -n 2 -m shmemkit.bench p2p"
         )
+    if options.command == "tune" and not options.table and world.backend.name == "emulator":
+        raise SystemExit(
+            "tune: this is the emulator, whose times mean nothing. To try the command out, give --table FILE"
+        )
     if options.tune and not options.file_named and world.backend.name == "emulator":
         raise SystemExit(
             "--tune: this is the emulator, whose times mean nothing. To try the option out, name a FILE"
@@ -527,7 +545,7 @@ def _group_of(world, options):
 def _tune(world, results, options):
     op, path = options.command, options.tune
     try:
-        entry = tune.entry_of(world, results.rows, collectives.host_of(op).methods)
+        entry = tune.entry_of(world, op, results.rows, collectives.host_of(op).methods)
     except ValueError as error:
         raise SystemExit(f"--tune: {error}. {path} is unchanged") from None
     tuning.update(path, op, entry)

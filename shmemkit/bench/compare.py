@@ -10,8 +10,9 @@ tell whether the machine is the same.
 import shlex
 import statistics
 
+from shmemkit.collectives.tuning import MARGIN
+
 from .results import COMPETITORS, ranks_of
-from .tune import MARGIN
 
 RUNS = 3  # unless --runs says otherwise
 NOT_AGAIN = "--compare", "--json", "--nccl", "--plot", "--runs"  # options of the old command

@@ -2,7 +2,10 @@
 
 import re
 
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+from shmemkit.support.sizes import UNITS, size_text
+
+__all__ = ["parse_size", "parse_sizes", "size_text"]
+
 FACTOR = 8
 ALLOWED = "a size (8192, 8K, 256M, 1G), a range FROM:TO or FROM:TO:FACTOR, or a list of those with commas"
 
@@ -37,11 +40,3 @@ def parse_sizes(text):
             sizes.append(size)
             size *= int(factor)
     return list(dict.fromkeys(sizes))
-
-
-def size_text(n_bytes):
-    """8192 -> "8K"; 8160 -> "7.97K"."""
-    for unit in "GMK":
-        if n_bytes >= UNITS[unit]:
-            return f"{n_bytes / UNITS[unit]:.4g}".removesuffix(".0") + unit
-    return f"{n_bytes}"

@@ -24,6 +24,7 @@ from shmemkit.support.arrays import (
     with_shape,
 )
 from shmemkit.support.settings import array_text, integer, one_of
+from shmemkit.support.sizes import size_text
 from shmemkit.typing import Array, DType, Shape
 
 from . import tuning
@@ -57,6 +58,7 @@ class Collective:
     max_nbytes: int
     sms: int | None
     _options: dict[str, Any]
+    _choices: Any
     _overlap: str
     _shape: Callable[[tuple[int, ...]], tuple[int, ...]]
     _sizes: Callable[[Any, Any], None]
@@ -86,7 +88,7 @@ class Collective:
                 self._methods[method] = self._make(method, self.max_nbytes)
             else:
                 built = tuning.build(world, self._table, self.max_nbytes, self._make, self.sms)
-                self._methods, self._choices, self.refused = built
+                self._methods, self._choices, self.refused, self._chosen_by = built
         except (ValueError, MemoryError) as error:
             self.free()
             if isinstance(error, OutOfReach) and method != "auto":
@@ -224,6 +226,21 @@ class Collective:
         if self.method != "auto":
             return self.method
         return tuning.method_at(self._choices[symmetric], nbytes)
+
+    def describe(self) -> str:
+        """-> which method calls take, by size, and from where that choice came: a table that was measured on
+        this GPU model, one of other numbers of ranks, or a model."""
+        world, name = self.world, self._name
+        n = world.n_ranks
+        where = f"{n} rank{'s' * (n > 1)} on {world.backend.gpu_name}"
+        if self.method != "auto":
+            return f"{name}, {where}: {self.method}, as given"
+        lines = [f"{name}, {where}: {self._chosen_by}"]
+        for output, symmetric in (("private", False), ("symmetric", True)):
+            taken = [f"{m} up to {size_text(most)}" if most else m for most, m in self._choices[symmetric]]
+            lines.append(f"  {output}: {', then '.join(taken)}")
+        lines += [f"  not {method}: {why}" for method, why in self.refused.items()]
+        return "\n".join(lines)
 
     def free(self) -> None:
         """Give the symmetric memory back, also that of the outputs, when this rank's GPU work has ended.

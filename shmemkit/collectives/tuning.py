@@ -1,37 +1,52 @@
-"""Which method "auto" takes: from a small table of what was fastest, measured by the bench's ``--tune``.
+"""Which method "auto" takes: by a table of what was the fastest, as ``bench tune`` and ``--tune`` write it,
+else by a model.
 
 The table's files are the user's ($SHMEMKIT_TUNING, else ``shmemkit/tuning.json`` in $XDG_CONFIG_HOME or
 ~/.config) and the package's own tuning.json, in this form:
 
-    {"all_gather": [{"gpu": "NVIDIA H200", "n_ranks": 4, "n_nodes": 1,
+    {"all_gather": [{"gpu": "NVIDIA H200", "n_ranks": 4, "n_nodes": 1, "date": "2026-11-22",
+                     "digests": {"ll": "0123456789abcdef", ...},
                      "private": [[1048576, "ll"], [null, "push_1d"]], "symmetric": [...]}]}
 
 "private" is for results in private memory, "symmetric" for those in symmetric memory. Of each the method is
 that of the first pair whose limit, in bytes, is not exceeded; the last has none.
 
-Which entry: one for this GPU model, number of ranks and number of nodes, the user's before the package's;
-else the nearest. An entry for one node says nothing about several, nor the other way round: other methods are
-possible there. GPU models come before numbers of ranks: where one method overtakes another depends on what
-the links carry and how long they take, which is the model's, and at the same gathered size hardly on the
-number of ranks, each of which receives nearly all of it. Then comes the nearest number of ranks, by their
-ratio, and of nodes. The emulator's times mean nothing, so its entries are for it alone, and it takes no
-others. Where no entry is left: DEFAULTS.
+"digests" are of the methods' machine code and launches, as they were measured. An entry is current while they
+are those of digests.json, which docs/checked.py makes. An entry that is not current is not used.
+
+What counts, the user's entries before the package's:
+
+  1. an entry for this GPU model, number of ranks and number of nodes
+  2. on one node, entries for this GPU model with fewer and with more ranks: of the methods that these take at
+     a size, the one that is the faster by the model
+  3. on one node, the model (``cost_model.py``), for this GPU's links, memory and multiprocessors
+  4. on several nodes, which the model does not know: DEFAULTS
+
+The emulator's times mean nothing. Its entries are for it alone, need no digests, and serve all numbers of
+ranks; it takes no others, and else DEFAULTS.
 
 The files of rank 0 count, so that all ranks choose the same.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import math
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from shmemkit.support.agreement import shown_by
 from shmemkit.support.settings import listed
 
+from . import cost_model
+
 VARIABLE = "SHMEMKIT_TUNING"
 PACKAGED = Path(__file__).with_name("tuning.json")
+DIGESTS = Path(__file__).with_name("digests.json")
+SIZES = [1 << e for e in range(10, 31)]  # bytes, for which the model decides
+MARGIN = 0.03  # of the time, by which another method must be faster
 EMULATOR = "emulator"  # in the place of the GPU model
 OUTPUTS = ("private", "symmetric")
 DEFAULTS = {  # op: on one node, on several
@@ -68,10 +83,10 @@ DEFAULTS = {  # op: on one node, on several
         ((None, "push_2d"),),
     ),
 }
-"""For one node of GPUs the package's table has entries for most operations. So the first choices here are for
-the emulator, which is slow at LL and LL128. On several nodes, the first choices of broadcast and gather can
-run only where NVLink spans the nodes: up to 1 << 62 bytes, which is any size. The last one runs elsewhere.
-Where a method stands twice in a row, SUBSTITUTES are for the smaller sizes alone."""
+"""The first choices are for the emulator, which is slow at LL and LL128; GPUs of one node take them only
+where nothing else can run. On several nodes, which nobody has measured, the first choices of broadcast and
+gather can run only where NVLink spans the nodes: up to 1 << 62 bytes, which is any size. The last one runs
+elsewhere. Where a method stands twice in a row, SUBSTITUTES are for the smaller sizes alone."""
 SUBSTITUTES = {"ll128": "ll", "one_shot_ll128": "one_shot"}
 """Of methods that NVLink is needed for, or few ranks; up to SMALL bytes."""
 SMALL = 1 << 18
@@ -96,7 +111,7 @@ def read(path):
         problem = getattr(error, "strerror", None) or error
         raise ValueError(
             f"{path} is not a tuning table: {problem}. Repair it, or remove it and make a new one with "
-            "'python -m shmemkit.bench all_gather --tune' and the like"
+            "'python -m shmemkit.bench tune'"
         ) from error
     return table
 
@@ -128,6 +143,9 @@ def _check_entry(entry):
     for key in ("n_ranks", "n_nodes"):
         if not _is_positive(entry.get(key)):
             raise ValueError(f'"{key}" must be a positive integer')
+    digests = entry.get("digests", {})
+    if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
+        raise ValueError('"digests" must be {method: digest}')
     for key in OUTPUTS:
         if not _are_choices(entry.get(key)):
             raise ValueError(
@@ -156,49 +174,161 @@ def _naming(what):
         raise ValueError(f"{what}: {error}") from None
 
 
-def choices(op, gpu, n_ranks, n_nodes, symmetric):
-    """-> [(limit in bytes, or None, method), ...] for `op`, as "all_gather", with this GPU model, so many
-    ranks on so many nodes, and a symmetric result or a private one. ``method_at`` picks from them. ValueError
-    as ``tables``.
-    """
-    possible = [
-        entry
-        for table in tables()
-        for entry in table.get(op, [])
-        if (entry["n_nodes"] == 1) == (n_nodes == 1) and (entry["gpu"] == EMULATOR) == (gpu == EMULATOR)
-    ]
-    if not possible:
-        return list(DEFAULTS[op][n_nodes > 1])
-
-    def distance(entry):
-        ranks, nodes = entry["n_ranks"] / n_ranks, entry["n_nodes"] / n_nodes
-        return entry["gpu"] != gpu, abs(math.log(ranks)), abs(math.log(nodes))
-
-    nearest = min(possible, key=distance)  # the first of those that are as near: the user's
-    return [tuple(pair) for pair in nearest[OUTPUTS[symmetric]]]
+@functools.cache
+def digests() -> dict[str, dict[str, str]]:
+    """-> {op: {method: digest}} of this shmemkit's methods, where they were made."""
+    return json.loads(DIGESTS.read_text())["methods"]
 
 
-def choices_of(world, op, sms=None):
-    """-> {symmetric: choices} for a World, the same on all ranks. Collective; ValueError on every rank.
+def digests_of(op, names):
+    """-> {method: digest} of those of `names` that have one"""
+    return {name: digests().get(op, {})[name] for name in sorted(names) if name in digests().get(op, {})}
+
+
+def is_current(op, entry):
+    """Whether `entry` was measured with this shmemkit's methods."""
+    names = {name for output in OUTPUTS for _, name in entry[output]}
+    known, measured = digests().get(op, {}), entry.get("digests", {})
+    return all(name in known and known[name] == measured.get(name) for name in names)
+
+
+class Place(NamedTuple):
+    """Where "auto" chooses: the GPU model; the numbers of ranks, of nodes, of a GPU's SMs; whether NVLink
+    connects all ranks."""
+
+    gpu: str
+    n_ranks: int
+    n_nodes: int
+    sms: int | None = None
+    nvlink: bool = True
+
+
+class Found(NamedTuple):
+    """`choices`: {symmetric: [(limit in bytes, or None, method), ...]}; `by`: from where they came; `times`:
+    {symmetric: {bytes: {method: microseconds}}} that the model compared, or None."""
+
+    choices: dict
+    by: str
+    times: dict | None = None
+
+
+def ranges(times, first=min):
+    """`times`, {bytes: {method: microseconds}} -> [(limit in bytes, or None, method), ...]. From a size to
+    the next one the method changes only if another is faster by more than MARGIN: the clock's own scatter
+    makes no ranges, and each method costs memory. `first` is the size to begin with: min or max. By the model
+    it is max: between methods as good for small arrays it takes the one that it needs anyway."""
+    taken, method = {}, None
+    for size in sorted(times, reverse=first is max):
+        of_size = times[size]
+        fastest = min(of_size, key=of_size.get)
+        if method not in of_size or of_size[fastest] < (1 - MARGIN) * of_size[method]:
+            method = fastest
+        taken[size] = method
+    result = []
+    for size in sorted(taken):
+        if result and result[-1][1] == taken[size]:
+            result.pop()
+        result.append((size, taken[size]))
+    return [*result[:-1], (None, result[-1][1])]
+
+
+def find(op, place):
+    """-> Found for `op`, as "all_gather", at a Place. ValueError as ``tables``."""
+    entries = [entry for table in tables() for entry in table.get(op, [])]
+    emulated, one_node = place.gpu == EMULATOR, place.n_nodes == 1
+    here = [e for e in entries if e["gpu"] == place.gpu and (e["n_nodes"] == 1) == one_node]
+    if emulated:
+        if here:
+            nearest = min(here, key=lambda e: abs(math.log(e["n_ranks"] / place.n_ranks)))
+            return Found(_choices_of(nearest), f"by the emulator's table of {nearest['n_ranks']} ranks")
+        return Found(_defaults(op, place), "by the defaults of the emulator, whose times mean nothing")
+    current = [entry for entry in here if is_current(op, entry)]
+    for entry in current:
+        if (entry["n_ranks"], entry["n_nodes"]) == (place.n_ranks, place.n_nodes):
+            return Found(_choices_of(entry), f"measured on this GPU model, {entry.get('date', 'no date')}")
+    stale = len(here) > len(current)
+    note = "; the table has entries of other kernels, which are not used: run 'bench tune'" if stale else ""
+    if not one_node:
+        return Found(_defaults(op, place), f"by the defaults of several nodes, not measured{note}")
+    return _by_model(op, place, current, note)
+
+
+def _choices_of(entry):
+    return {symmetric: [tuple(pair) for pair in entry[OUTPUTS[symmetric]]] for symmetric in (False, True)}
+
+
+def _defaults(op, place):
+    return {symmetric: list(DEFAULTS[op][place.n_nodes > 1]) for symmetric in (False, True)}
+
+
+def _by_model(op, place, current, note):
+    gpu, known = cost_model.gpu_of(place.gpu, place.sms, place.nvlink)
+    fewer = max((e for e in current if e["n_ranks"] < place.n_ranks), key=_n_ranks, default=None)
+    more = min((e for e in current if e["n_ranks"] > place.n_ranks), key=_n_ranks, default=None)
+    both = (fewer, more) if fewer and more else ()
+    between = [_choices_of(entry) for entry in both]
+    times = {}
+    for symmetric in (False, True):
+        of_output = times[symmetric] = {}
+        for size in SIZES:
+            modelled = cost_model.times(op, place.n_ranks, size, symmetric, gpu)
+            taken = {method_at(choices[symmetric], size) for choices in between}
+            of_output[size] = {k: v for k, v in modelled.items() if k in taken} or modelled
+    if both:
+        by = f"by tables of {both[0]['n_ranks']} and {both[1]['n_ranks']} ranks on this GPU model"
+    else:
+        by = f"by model, for {_gpu_text(gpu, known, place)}"
+        few, *_, many = cost_model.fitted()["ranks"]
+        if place.n_ranks > many:
+            by += f"; it was fitted to {few} to {many} ranks"
+    return Found({symmetric: ranges(of, first=max) for symmetric, of in times.items()}, by + note, times)
+
+
+def _n_ranks(entry):
+    return entry["n_ranks"]
+
+
+def _gpu_text(gpu, known, place):
+    links = f"links of {gpu.link} GB/s, memory of {gpu.memory} GB/s and {gpu.sms} SMs"
+    listed_ = set(known.split()) <= set(place.gpu.replace("-", " ").split())
+    return links if listed_ else f"{links}: {place.gpu} is taken for the {known}"
+
+
+def found_by(world, op, sms=None):
+    """-> Found for a World, the same on all ranks. Collective; ValueError on every rank.
 
     With a budget of multiprocessors, `sms`, the limits are smaller in proportion: methods for small arrays
     are limited by their threads, earlier if these are fewer."""
     found = error = None
+    emulated = world.backend.gpu_name == EMULATOR
+    nvlink = world.n_nodes == 1 and (
+        emulated or not any(world.host_allgather(world.backend.unreached(nvlink=True) is not None))
+    )
     if world.rank == 0:
-        place = world.backend.gpu_name, world.n_ranks, world.n_nodes
         try:
-            found = {symmetric: choices(op, *place, symmetric) for symmetric in (False, True)}
-            share = min(1, (sms or math.inf) / world.backend.multiprocessors)
-            found = {
-                symmetric: [(limit and max(1, int(limit * share)), name) for limit, name in those]
-                for symmetric, those in found.items()
-            }
+            all_sms = world.backend.multiprocessors
+            found = find(op, Place(world.backend.gpu_name, world.n_ranks, world.n_nodes, all_sms, nvlink))
         except ValueError as e:
             error = str(e)
     found, error = world.host_allgather((found, error))[0]
     if error is not None:
         raise shown_by(0, ValueError(error))
-    return found
+    return _within(found, min(1, (sms or math.inf) / world.backend.multiprocessors))
+
+
+def _within(found, share):
+    """`found` with limits, and sizes that the model compared, of this share."""
+    if share == 1:
+        return found
+    choices = {
+        symmetric: [(limit and max(1, int(limit * share)), name) for limit, name in those]
+        for symmetric, those in found.choices.items()
+    }
+    times = found.times and {
+        symmetric: {max(1, int(size * share)): those for size, those in of.items()}
+        for symmetric, of in found.times.items()
+    }
+    return found._replace(choices=choices, times=times)
 
 
 def method_at(choices, nbytes):
@@ -213,26 +343,27 @@ def build(world, op, max_nbytes, make, sms=None):
                           run. It has free()
     sms                   the budget of multiprocessors, or None
 
-    -> (methods, choices, refused):
+    -> (methods, choices, refused, by):
 
     methods   {name: what ``make`` returned}, none larger than the sizes that it is for
     choices   {symmetric: [(limit, name), ...]}, of these methods, up to `max_nbytes`
-    refused   {name: why} of those that the table wanted and that cannot run: in their place is one of
-              SUBSTITUTES for up to SMALL bytes, else that of the next larger sizes, else of the next
-              smaller, else one of DEFAULTS, first of those for as many nodes. If none can: MemoryError where
-              that was the reason for any, else ValueError
+    refused   {name: why} of those that were wanted and that cannot run. In their place is the fastest of the
+              others by the model, if that chose. Else it is one of SUBSTITUTES for up to SMALL bytes, else
+              that of the next larger sizes, else of the next smaller, else one of DEFAULTS, first of those
+              for as many nodes. If none can: MemoryError where that was the reason for any, else ValueError
+    by        from where the choice came
     """
-    table, refused, full = choices_of(world, op, sms), {}, set()
+    found, refused, full = found_by(world, op, sms), {}, set()
     several = world.n_nodes > 1
     spare = [name for those in (several, not several) for _, name in DEFAULTS[op][those]]
     while True:
-        found = {
+        taken = {
             symmetric: _without(of_table, refused, full, spare, max_nbytes)
-            for symmetric, of_table in table.items()
+            for symmetric, of_table in _but(found, refused).items()
         }
         methods = {}
         try:
-            for name, capacity in _capacities(found, max_nbytes).items():
+            for name, capacity in _capacities(taken, max_nbytes).items():
                 methods[name] = make(name, capacity)
         except (ValueError, MemoryError) as error:  # on all ranks; others may need larger ones now
             refused[name] = str(error)
@@ -241,7 +372,21 @@ def build(world, op, max_nbytes, make, sms=None):
             for method in methods.values():
                 method.free()
             continue
-        return methods, found, refused
+        return methods, taken, refused, found.by
+
+
+def _but(found, refused):
+    """The choices of `found` without the refused, if the model compared others."""
+    result = dict(found.choices)
+    for symmetric, times in (found.times or {}).items() if refused else ():
+        left = {
+            size: some
+            for size, of_size in times.items()
+            if (some := {name: us for name, us in of_size.items() if name not in refused})
+        }
+        if left:
+            result[symmetric] = ranges(left, first=max)
+    return result
 
 
 def _without(choices, refused, full, spare, max_nbytes):

@@ -11,19 +11,20 @@ from shmemkit.runtime.world import World
 from shmemkit.support.settings import array_text
 
 from .expert_index import ExpertIndex, index_of
-from .gathered_rows import UNTRIED
 
 
 class ExpertLayer(Products):
     """A subclass has
 
     methods                       two: one for one node, and "sequential"
+    unused                        why "auto" does not take the first one
     _shape(x, w, topk_ids, ..)    -> the shape of out; ValueError for shapes that do not fit each other
     _check(x, w, topk_ids, .., out)    ValueError for what else it does not take
     _bind(arrays, index, steps)   -> the steps of a call, each run(stream); `steps` are those that make the
                                   index
     """
 
+    unused: str
     _shape: Callable[..., tuple[int, int]]
     _check: Callable[..., None]
     _bind: Callable[..., list[Callable]]
@@ -38,7 +39,7 @@ class ExpertLayer(Products):
     ):
         super().__init__(world, method, options, check, sms)
         self.used = "sequential" if method == "auto" else method
-        self.refused = {self.methods[0]: UNTRIED} if method == "auto" else {}
+        self.refused = {self.methods[0]: self.unused} if method == "auto" else {}
 
     @classmethod
     def methods_for(cls, n_nodes: int) -> tuple[str, ...]:

@@ -65,8 +65,6 @@ from shmemkit.support.arrays import address_of
 
 from .expert_index import rows_in, source_of
 
-UNTRIED = "it has not been tried on GPUs yet"  # so "auto" does not take it
-
 WARPS = BESIDE  # that copy rows
 AT_ONCE = 4  # rows that a warp copies with one instruction
 UNIT = 8  # elements of 16 bytes

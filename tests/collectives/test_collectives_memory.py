@@ -48,12 +48,12 @@ def test_a_method(kind, method, times):
 
 
 def test_all_reduce_auto(tmp_path, monkeypatch):
-    """With the table of four H200, for 256 MB: the emulator has a table like it, for sizes as much smaller as
-    SIZE is. So are the slots of two_shot_ll128: it has some for each of 132 multiprocessors."""
-    table = json.loads(tuning.PACKAGED.read_text())["all_reduce"]
-    (entry,) = (entry for entry in table if entry["n_ranks"] == 4)
-    for output in ("private", "symmetric"):
-        entry[output] = [[limit and limit * SIZE >> 28, method] for limit, method in entry[output]]
+    """As on four H200, for 256 MB: the emulator has a table like that, for sizes as much smaller as SIZE is.
+    So are the slots of two_shot_ll128: it has some for each of 132 multiprocessors."""
+    choices = tuning.find("all_reduce", tuning.Place("NVIDIA H200", 4, 1, 132)).choices
+    entry: dict = {"n_ranks": 4, "n_nodes": 1}
+    for output, of_output in zip(("private", "symmetric"), choices.values(), strict=True):
+        entry[output] = [[limit and limit * SIZE >> 28, method] for limit, method in of_output]
     path = tmp_path / "tuning.json"
     path.write_text(json.dumps({"all_reduce": [{**entry, "gpu": "emulator"}]}))
     monkeypatch.setenv("SHMEMKIT_TUNING", str(path))

@@ -12,20 +12,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
+from shmemkit.bench import tune_all as tune_all_module
 from shmemkit.bench.__main__ import main as bench
 from shmemkit.bench.__main__ import parse
 from shmemkit.bench.collectives import host_of
 from shmemkit.bench.results import Row
 from shmemkit.bench.sizes import parse_sizes
-from shmemkit.bench.tune import entry_of, ranges
-from shmemkit.collectives import all_gather, tuning
+from shmemkit.bench.tune import entry_of
+from shmemkit.collectives import all_gather, cost_model, tuning
 from shmemkit.collectives.method import Method
+from shmemkit.collectives.tuning import ranges
 
 H200, LL, PUSH = "NVIDIA H200", [None, "ll"], [None, "push_1d"]
 
 
+DIGESTS = {"ll": "1" * 16, "ll128": "2" * 16, "push_1d": "3" * 16}
+
+
 def entry(gpu=H200, n_ranks=4, n_nodes=1, private=(LL,), symmetric=(PUSH,)):
-    return dict(gpu=gpu, n_ranks=n_ranks, n_nodes=n_nodes, private=list(private), symmetric=list(symmetric))
+    found = dict(gpu=gpu, n_ranks=n_ranks, n_nodes=n_nodes, private=list(private), symmetric=list(symmetric))
+    return found | {"digests": {} if gpu == "emulator" else DIGESTS}
+
+
+@pytest.fixture(autouse=True)
+def _digests(monkeypatch):
+    """Of the methods of this shmemkit."""
+    monkeypatch.setattr(tuning, "digests", lambda: {"all_gather": DIGESTS})
 
 
 @pytest.fixture
@@ -55,11 +67,10 @@ def packaged(tmp_path, monkeypatch):
     return write
 
 
-def chosen(gpu=H200, n_ranks=4, n_nodes=1):
-    """The only method that the entry which counts has."""
-    ((limit, method),) = tuning.choices("all_gather", gpu, n_ranks, n_nodes, symmetric=False)
-    assert limit is None
-    return method
+def chosen(gpu=H200, n_ranks=4, n_nodes=1, **more):
+    """-> (the choices for private results, from where they came)"""
+    found = tuning.find("all_gather", tuning.Place(gpu, n_ranks, n_nodes, **more))
+    return found.choices[False], found.by
 
 
 def named(method, *place):
@@ -78,18 +89,6 @@ def test_the_packages_table_is_one_of_methods_that_there_are():
             assert names <= methods and found["gpu"] != tuning.EMULATOR
 
 
-@pytest.mark.parametrize("op", tuning.read(tuning.PACKAGED))
-@pytest.mark.parametrize("output", tuning.OUTPUTS)
-def test_the_packages_table_where_there_is_no_nvlink(op, output):
-    """As of another GPU model that it is the nearest for: no copy engines, which take long to begin, for what
-    is small."""
-    for found in tuning.read(tuning.PACKAGED)[op]:
-        refused = dict.fromkeys(("ll128", "one_shot_ll128", "two_shot_ll128"), "no NVLink")
-        left = tuning._without(found[output], refused, set(), [], 1 << 28)
-        assert tuning.method_at(left, 1 << 13) in ("ll", "one_shot")
-        assert "copy" not in tuning.method_at(left, 1 << 20)
-
-
 def test_where_the_users_file_is(monkeypatch, tmp_path):
     monkeypatch.delenv("SHMEMKIT_TUNING", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -97,14 +96,14 @@ def test_where_the_users_file_is(monkeypatch, tmp_path):
     assert tuning.user_file() == tmp_path / ".config" / "shmemkit" / "tuning.json"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "x"))
     assert tuning.user_file() == tmp_path / "x" / "shmemkit" / "tuning.json"
-    tuning.choices("all_gather", H200, 4, 1, False)  # it need not be there
+    chosen()  # it need not be there
     monkeypatch.setenv("SHMEMKIT_TUNING", "~/mine.json")
     assert tuning.user_file() == tmp_path / "mine.json"
     with pytest.raises(ValueError, match="mine.json is not a tuning table: No such file"):
-        tuning.choices("all_gather", H200, 4, 1, False)
+        chosen()
     monkeypatch.setenv("SHMEMKIT_TUNING", "~nosuchuser/mine.json")
     with pytest.raises(ValueError, match="SHMEMKIT_TUNING is '~nosuchuser/mine.json', .*home directory"):
-        tuning.choices("all_gather", H200, 4, 1, False)
+        chosen()
 
 
 @pytest.mark.parametrize(
@@ -135,6 +134,7 @@ def test_where_the_users_file_is(monkeypatch, tmp_path):
                 [3],
             )
         ),
+        (json.dumps({"all_gather": [{**entry(), "digests": ["1"]}]}), '"digests" must be'),
         (json.dumps({"all_gather": [{**entry(), "symmetric": None}]}), '"symmetric" must be'),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_broken_file_is_an_error_that_names_it(text, message, table):
     path = table()
     path.write_text(text)
     with pytest.raises(ValueError) as caught:
-        tuning.choices("all_gather", H200, 4, 1, False)
+        chosen()
     assert message in str(caught.value) and str(path) in str(caught.value)
     assert str(caught.value).count(str(path)) == 1
 
@@ -151,53 +151,161 @@ def test_a_broken_file_is_an_error_that_names_it(text, message, table):
 
 
 def test_the_users_entry_comes_first(table, packaged):
-    packaged(named("of package"), named("of package, 2", H200, 2))
-    assert chosen() == "of package"
-    table(named("mine"))
-    assert chosen() == "mine"
-    assert chosen(n_ranks=2) == "of package, 2"  # it is exact
+    packaged(named("ll"), named("ll128", H200, 2))
+    assert chosen() == ([(None, "ll")], "measured on this GPU model, no date")
+    table(named("ll128") | {"date": "2026-11-28"})
+    assert chosen() == ([(None, "ll128")], "measured on this GPU model, 2026-11-28")
+    assert chosen(n_ranks=2)[0] == [(None, "ll128")]  # the package's, which is exact
 
 
 @pytest.mark.parametrize(
-    ("place", "nearest"),
-    [
-        ((H200, 4, 1), "h200 x4"),
-        ((H200, 3, 1), "h200 x4"),  # by ratio
-        ((H200, 8, 1), "h200 x4"),  # the model before the number of ranks
-        ((H200, 1, 1), "h200 x2"),
-        (("NVIDIA H100", 8, 1), "b200 x8"),
-        (("NVIDIA H100", 2, 1), "h200 x2"),
-        ((H200, 8, 2), "h200 2x4"),
-        ((H200, 16, 4), "h200 4x4"),
-        ((H200, 16, 2), "h200 2x8"),
-        ((H200, 16, 5), "h200 4x4"),
-        (("NVIDIA B200", 8, 2), "h200 2x4"),
-        (("emulator", 4, 1), "emulator x2"),
-    ],
+    "digests", [None, {}, {**DIGESTS, "ll": "0" * 16}, {k: v for k, v in DIGESTS.items() if k != "push_1d"}]
 )
-def test_the_nearest_entry(place, nearest, table, packaged):
+def test_an_entry_of_other_kernels_is_not_used(digests, table, packaged):
+    packaged()
+    without = {k: v for k, v in entry().items() if k != "digests"}
+    table(without if digests is None else without | {"digests": digests})
+    choices, by = chosen()
+    assert choices != [(None, "ll")]
+    assert by.startswith("by model, ") and "entries of other kernels" in by
+
+
+def test_only_the_digests_of_an_entrys_own_methods_count(table, packaged):
+    packaged()
+    table(entry() | {"digests": DIGESTS | {"ll128": "of other kernels"}})
+    assert chosen()[0] == [(None, "ll")]
+
+
+def test_methods_without_a_digest_here_make_no_entry_current(table, packaged):
+    packaged()
+    table(named("lamport") | {"digests": DIGESTS | {"lamport": "4" * 16}})
+    assert "by model" in chosen()[1]
+
+
+@pytest.mark.parametrize(
+    "place", [("NVIDIA H100 80GB HBM3", 4, 1), (H200, 8, 1), (H200, 1, 1), ("NVIDIA B200", 8, 1)]
+)
+def test_never_a_neighbours_limits(place, table, packaged):
+    """Of another GPU model, or of fewer ranks alone: the model decides."""
+    packaged(named("ll"), named("ll", H200, 2), named("ll", "NVIDIA A100-SXM4-80GB", 8))
+    table()
+    choices, by = chosen(*place)
+    assert by.startswith("by model, for links of ") and choices != [(None, "ll")]
+
+
+def test_three_ranks_are_between_two_and_four(table, packaged):
+    """By methods of the tables alone: of all, the model would take LL128."""
     packaged()
     table(
-        named("emulator x2", "emulator", 2),
-        named("h200 x2", H200, 2),
-        named("h200 x4", H200, 4),
-        named("b200 x8", "NVIDIA B200", 8),
-        named("h200 2x4", H200, 8, 2),
-        named("h200 4x4", H200, 16, 4),
-        named("h200 2x8", H200, 16, 2),
+        entry(H200, 2, private=[[1 << 16, "ll"], [None, "push_1d"]]),
+        entry(H200, 4, private=[[1 << 20, "ll"], [None, "push_1d"]]),
     )
-    assert chosen(*place) == nearest
+    choices, by = chosen(n_ranks=3)
+    assert by == "by tables of 2 and 4 ranks on this GPU model"
+    (limit, small), large = choices
+    assert small == "ll" and large == (None, "push_1d") and 1 << 16 <= limit <= 1 << 20
+    assert chosen(n_ranks=8)[1].startswith("by model") and "fitted to 2 to 4 ranks" in chosen(n_ranks=8)[1]
+
+
+def test_several_nodes_have_entries_of_their_own(table, packaged):
+    packaged(entry())
+    table(named("ll128", H200, 8, 2))
+    assert chosen(H200, 8, 2)[0] == [(None, "ll128")]
+    for nodes in (4, 2):  # not of one node, nor of other numbers
+        choices, by = chosen(H200, 4, nodes)
+        assert choices == list(tuning.DEFAULTS["all_gather"][True]) and "not measured" in by
+
+
+def test_the_emulator_takes_its_own_entries(table, packaged):
+    packaged(entry())
+    assert chosen("emulator", 2) == (
+        list(tuning.DEFAULTS["all_gather"][False]),
+        "by the defaults of the emulator, whose times mean nothing",
+    )
+    table(named("of two", "emulator", 2), named("of eight", "emulator", 8))
+    assert chosen("emulator", 3) == ([(None, "of two")], "by the emulator's table of 2 ranks")
+
+
+# ---- the model
+
+
+def at(choices, *sizes):
+    return [tuning.method_at(choices, size) for size in sizes]
+
+
+def test_a_gpu_without_nvlink_has_slower_links(table, packaged):
+    packaged()
+    table()
+    fast, slow = (
+        tuning.find("all_gather", tuning.Place("NVIDIA L40S", 4, 1, 142, link)) for link in (True, False)
+    )
+    assert slow.times[False][1 << 26]["push_1d"] > 5 * fast.times[False][1 << 26]["push_1d"]
+    assert "links of 25 GB/s" in slow.by and "NVIDIA L40S is taken for the H200" in slow.by
 
 
 @pytest.mark.parametrize(
-    "place", [(H200, 4, 2), ("emulator", 2, 1)], ids=["several nodes", "emulator"]
-)  # of which there are no entries
-def test_defaults(place, table, packaged):
-    packaged(entry())
-    several = place[2] > 1
-    for symmetric in (False, True):
-        found = tuning.choices("all_gather", *place, symmetric)
-        assert found == list(tuning.DEFAULTS["all_gather"][several])
+    ("name", "model", "link"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100", 450),
+        ("NVIDIA H100 NVL", "H100 NVL", 300),
+        ("NVIDIA A100-SXM4-80GB", "A100", 300),
+        ("NVIDIA H200", "H200", 450),
+        ("NVIDIA GH200 480GB", "GH200", 450),
+        ("NVIDIA B200", "B200", 900),
+        ("NVIDIA H20", "H20", 450),
+        ("Another", cost_model.UNKNOWN, 450),
+    ],
+)
+def test_the_model_of_a_gpu(name, model, link):
+    gpu, found = cost_model.gpu_of(name)
+    assert found == model and gpu.link == link
+    assert cost_model.gpu_of(name, 8)[0].sms == 8
+
+
+def test_times_follow_links_memory_and_multiprocessors():
+    gpu = cost_model.MODELS["H100"]
+
+    def us(method, **changes):
+        return cost_model.microseconds("all_gather", method, 4, 1 << 28, False, gpu._replace(**changes))
+
+    for method in ("lamport", "push_1d"):
+        assert us(method, link=225) > 1.5 * us(method) and us(method, sms=66) > 1.3 * us(method)
+        assert us(method, memory=1675) > us(method)
+    assert us("copy_staged", link=225) > 1.5 * us("copy_staged")
+    assert us("copy_staged", sms=66) == us("copy_staged")  # copy engines need none
+    assert cost_model.microseconds("all_gather", "of a later version", 4, 8, False, gpu) is None
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("op", cost_model.METHODS)
+def test_the_model_has_all_operations(op, n_ranks, table, packaged):
+    """What is small goes by packets, what is large by what sends each byte once."""
+    packaged()
+    table()
+    found = tuning.find(op, tuning.Place("NVIDIA H100 80GB HBM3", n_ranks, 1, 132))
+    for choices in found.choices.values():
+        assert tuning._are_choices(choices)
+        assert set(name for _, name in choices) <= set(host_of(op).methods)
+        assert all(part not in tuning.method_at(choices, 1 << 13) for part in ("copy", "push", "scatter"))
+        if n_ranks > 2:
+            assert "one_shot" not in tuning.method_at(choices, 1 << 24)
+
+
+def test_what_cannot_run_gives_way_to_the_next_best_by_the_model():
+    times = {False: {8: {"a": 1, "b": 2, "c": 3}, 64: {"a": 2, "b": 9, "c": 3}}, True: {8: {"a": 1}}}
+    found = tuning.Found({k: ranges(v) for k, v in times.items()}, "by model", times)
+    assert tuning._but(found, {}) == {False: [(None, "a")], True: [(None, "a")]}
+    assert tuning._but(found, {"a": "why"}) == {False: [(8, "b"), (None, "c")], True: [(None, "a")]}
+
+
+def test_a_budget_of_multiprocessors_makes_limits_smaller():
+    found = tuning.Found({False: [(64, "a"), (None, "b")]}, "by", {False: {64: {"a": 1}, 128: {"b": 1}}})
+    half = tuning._within(found, 0.5)
+    assert half.choices == {False: [(32, "a"), (None, "b")]} == tuning._but(half, {})
+    assert tuning._but(half, {"a": "why"}) == {False: [(None, "b")]}
+
+
+# ---- what "auto" makes of it
 
 
 def test_defaults_are_methods_that_there_are(table, packaged):
@@ -220,8 +328,8 @@ def test_defaults_are_methods_that_there_are(table, packaged):
 
 def test_private_and_symmetric(table):
     table(entry(private=[[8, "ll"], PUSH], symmetric=[PUSH]))
-    assert tuning.choices("all_gather", H200, 4, 1, False) == [(8, "ll"), (None, "push_1d")]
-    assert tuning.choices("all_gather", H200, 4, 1, True) == [(None, "push_1d")]
+    found = tuning.find("all_gather", tuning.Place(H200, 4, 1)).choices
+    assert found == {False: [(8, "ll"), (None, "push_1d")], True: [(None, "push_1d")]}
 
 
 @given(st.lists(st.integers(1, 100), unique=True), st.integers(0, 120))
@@ -229,9 +337,6 @@ def test_the_method_at_a_size(limits, nbytes):
     choices = [(limit, str(limit)) for limit in sorted(limits)] + [(None, "beyond")]
     expected = min((limit for limit in limits if limit >= nbytes), default="beyond")
     assert tuning.method_at(choices, nbytes) == str(expected)
-
-
-# ---- what auto makes
 
 
 class Recorded:
@@ -480,7 +585,7 @@ def test_an_entry_has_the_right_rows_of_each_output():
         for size, us in zip((8, 16), of_sizes, strict=True)
     ]
     rows += [Row("all_gather", "a", 8, 0.1, note="wrong: all"), Row("all_gather", "b", 8, note="refused: no")]
-    found = sk.emu.run(lambda: entry_of(sk.init(), rows, ("a", "b")), 2)[0]
+    found = sk.emu.run(lambda: entry_of(sk.init(), "all_gather", rows, ("a", "b")), 2)[0]
     assert found.pop("date") and found == emulated([(8, "a"), (None, "b")], [(None, "b")])
 
 
@@ -498,7 +603,7 @@ def test_tune_writes_the_entry_that_auto_then_takes(tmp_path, monkeypatch):
     assert f"auto on emulator, 2 ranks, 1 node, from now on (in {path})" in printed
     (found,) = tuning.read(path)["all_gather"]
     assert len(found.pop("date")) == 10
-    assert found == emulated([PUSH], [PUSH])
+    assert found == emulated([PUSH], [PUSH]) | {"digests": {"push_1d": DIGESTS["push_1d"]}}
     monkeypatch.setenv("SHMEMKIT_TUNING", str(path))
     choices, _ = auto(8)
     assert choices == {False: [(None, "push_1d")], True: [(None, "push_1d")]}
@@ -608,3 +713,99 @@ def test_a_broken_table_is_refused_before_anything_is_measured(arguments, table,
         parse(["all_gather", *arguments])
     assert caught.value.code == 2 and "tuning.json is not a tuning table" in capsys.readouterr().err
     assert parse(["all_gather", "--methods", "ll"])  # does not need it
+
+
+# ---- bench tune
+
+
+def tune_all(path, *arguments, n=2):
+    """-> printed"""
+    given = ["tune", "--table", str(path), "--replays", "1", "--iters", "1", *arguments]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert sk.emu.run(lambda: bench(given), n) == [0] * n
+    return printed.getvalue()
+
+
+def measured_as(monkeypatch, us):
+    """`us(op, bytes, method)` in the place of times. -> the list of what is measured."""
+    asked = []
+
+    def measure(world, timer, case, ours):
+        asked.append((case.op, case.bytes, ours.method))
+        return us(*asked[-1]), ""
+
+    monkeypatch.setattr(tune_all_module, "measure", measure)
+    return asked
+
+
+def test_one_command_tunes_all_operations_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    path, part = tmp_path / "t.json", tmp_path / "t.json.part"
+    given = path, "--ops", "all_gather,reduce", "--sizes", "64,256"
+    asked = measured_as(monkeypatch, lambda *_: 1.0)
+    with monkeypatch.context() as slow:
+        slow.setattr(tune_all_module.Tuner, "in_time", lambda self: not self.rows)
+        assert "all_gather, reduce are not complete: run it again" in tune_all(*given)
+    assert not path.exists() and {each[:2] for each in asked} == {("all_gather", 64)}
+    before = set(asked)
+    del asked[:]
+    assert "t.json has what was measured; complete" in tune_all(*given)
+    assert not before & set(asked)
+    assert {each[:2] for each in asked} == {("all_gather", 256), ("reduce", 64), ("reduce", 256)}
+    assert set(tuning.read(path)) == {"all_gather", "reduce"} and not part.exists()
+
+
+def test_what_is_kept_of_other_kernels_is_measured_again(tmp_path, monkeypatch):
+    path, part = tmp_path / "t.json", tmp_path / "t.json.part"
+    row = {"op": "gather", "method": "ll", "bytes": 64, "us": 1e-9}
+    for digests in ({"all_gather": DIGESTS}, {}):
+        part.write_text(json.dumps({"place": ["emulator", 2, 1], "digests": digests, "rows": [row]}))
+        measured_as(monkeypatch, lambda op, size, method: 1.0 if method == "ll128" else 2.0)
+        tune_all(path, "--ops", "gather", "--sizes", "64")
+        (found,) = tuning.read(path)["gather"]
+        assert (found["private"] == [[None, "ll"]]) == bool(digests) and found["symmetric"] == found[
+            "private"
+        ]
+
+
+def test_where_methods_change_one_more_size_is_measured(tmp_path, monkeypatch):
+    times = {64: {"ll": 1, "ll128": 2}, 1024: {"ll": 9, "ll128": 5}, 256: {"ll": 3, "ll128": 2.5}}
+    asked = measured_as(monkeypatch, lambda op, size, method: times[size].get(method, 99))
+    tune_all(tmp_path / "t.json", "--ops", "gather", "--sizes", "64,1024")
+    (found,) = tuning.read(tmp_path / "t.json")["gather"]
+    assert found["private"] == [[64, "ll"], [None, "ll128"]]
+    assert {method for _, size, method in asked if size == 256} == {"ll", "ll128"}
+
+
+def test_an_operation_without_a_right_result_gets_no_entry(tmp_path, monkeypatch):
+    path = tmp_path / "t.json"
+    wrong = {"gather": "wrong: all"}
+    monkeypatch.setattr(tune_all_module, "measure", lambda w, t, case, ours: (1.0, wrong.get(case.op, "")))
+    with pytest.raises(SystemExit, match="no entry was written where gather: no method gave a right result"):
+        tune_all(path, "--ops", "gather,reduce", "--sizes", "64")
+    assert set(tuning.read(path)) == {"reduce"}
+
+
+def test_tuning_all_needs_a_file_on_the_emulator():
+    with pytest.raises(SystemExit, match="the emulator, whose times mean nothing"):
+        sk.emu.run(lambda: bench(["tune"]), 1)
+
+
+# ---- describe()
+
+
+def test_describe_says_what_is_taken_and_from_where_that_came(table):
+    table(emulated([[64, "ll"], PUSH], [PUSH]))
+
+    def main():
+        world = sk.init()
+        gather, given = sk.AllGather(world, 1000), sk.AllGather(world, 64, "pull")
+        return gather.describe(), given.describe()
+
+    auto, given = sk.emu.run(main, 2)[0]
+    assert auto.splitlines() == [
+        "AllGather, 2 ranks on emulator: by the emulator's table of 2 ranks",
+        "  private: ll up to 64, then push_1d",
+        "  symmetric: push_1d",
+    ]
+    assert given == "AllGather, 2 ranks on emulator: pull, as given"

@@ -131,7 +131,7 @@ def test_a_digest_is_of_code_and_launches(checked, monkeypatch):
         patch.setitem(sk.AllReduce._METHODS, "two_shot_ll128", (TwoShot, None))
         assert differ() == {ROOM}
     with monkeypatch.context() as patch:
-        table = {**checked.tuning.read(checked.tuning.PACKAGED), "broadcast": []}
+        table = {**checked.tuning.read(checked.tuning.PACKAGED), "broadcast": [{"private": [[8, "ll"]]}]}
         patch.setattr(checked.tuning, "read", lambda path: table)
         assert "collectives.broadcast.scatter" in differ() and ROOM not in differ()
     with pytest.raises(ValueError, match="tests/machine_code.py makes all"):
@@ -157,9 +157,14 @@ def test_commands_write_file_and_pages(checked, monkeypatch, tmp_path, capsys):
     page.write_text("before\n<!-- table: checked -->\n<!-- end -->\n<!-- table: other -->\n<!-- end -->\n")
     monkeypatch.setattr(checked, "FILE", tmp_path / "checked.json")
     monkeypatch.setattr(checked, "PAGES", [page])
+    monkeypatch.setattr(checked.tuning, "DIGESTS", tmp_path / "shipped.json")
     checked.FILE.write_text('{"toolchain": null, "sources": null, "rooms": {}, "checks": []}')
     for what in ("digests", "check"):
         assert not checked.main(["add" if what == "check" else what, str(tmp_path / f"{what}.json")])
+    shipped = json.loads((tmp_path / "shipped.json").read_text())
+    assert (
+        shipped["methods"] == checked.digests_of_methods(MADE) and shipped["toolchain"] == MADE["toolchain"]
+    )
     written = page.read_text()
     assert written.startswith("before\n") and "| right in 1 case (1) |" in written
     assert checked.main(["add", str(tmp_path / "no_check.json")]) and page.read_text() == written
@@ -214,3 +219,45 @@ def test_gpu_tests_write_what_they_launched(pytester, monkeypatch, passes):
         ("test_right", "right", ["collectives.schedules.exchange"]),
         ("test_wrong", "right" if passes else "wrong", ["gemm.simt"]),
     ]
+
+
+# ---- digests of methods, for tuning tables
+
+
+def test_the_digest_of_a_method_is_of_the_rooms_that_it_may_launch(checked):
+    before = checked.digests_of_methods(MADE)
+    changed_ = checked.digests_of_methods(changed(ROOM))  # two_shot
+    differ = {(op, m) for op, of in before.items() for m, digest in of.items() if changed_[op][m] != digest}
+    assert differ == {("all_reduce", "two_shot_ll128")}
+    for op, of_op in before.items():
+        assert of_op.keys() == checked.host_of(op)._METHODS.keys()
+        assert all(checked.rooms_of(checked.host_of(op), name) for name in of_op), op
+
+
+def test_a_table_does_not_change_the_digests_that_it_carries(checked, tmp_path, monkeypatch):
+    before = checked.digests_of_methods(MADE)
+    path = tmp_path / "tuning.json"
+    path.write_text(json.dumps({"all_reduce": [table_entry({})]}))
+    monkeypatch.setattr(checked.tuning, "PACKAGED", path)
+    assert checked.digests_of_methods(MADE) == before
+
+
+def table_entry(digests):
+    choices = [[None, "two_shot_ll128"]]
+    place = {"gpu": "NVIDIA H200", "n_ranks": 4, "n_nodes": 1}
+    return {**place, "private": choices, "symmetric": choices, "digests": digests}
+
+
+def test_a_table_of_other_kernels_that_would_be_used_fails(checked, tmp_path, monkeypatch, capsys):
+    now = checked.digests_of_methods(MADE)
+    table, made = tmp_path / "tuning.json", tmp_path / "digests.json"
+    table.write_text(json.dumps({"all_reduce": [table_entry(now["all_reduce"])]}))
+    monkeypatch.setattr(checked.tuning, "PACKAGED", table)
+    monkeypatch.setattr(checked.tuning, "digests", lambda: now)
+    made.write_text(json.dumps({**MADE, "sources": ledger.sources()}))
+    assert not checked.main(["tables", str(made)])
+    made.write_text(json.dumps({**changed(ROOM), "sources": ledger.sources()}))
+    assert checked.main(["tables", str(made)])
+    assert "all_reduce, NVIDIA H200, 4 ranks: two_shot_ll128" in capsys.readouterr().err
+    monkeypatch.setattr(checked.tuning, "digests", dict)  # it is not used, then
+    assert not checked.main(["tables", str(made)])

@@ -75,7 +75,9 @@ BLOCK, PIECES_OF_BLOCK = 128, 16  # elements that have a scale, as sk.matmul tak
 OUT8, LEAST = "float8_e4m3fn", 1e-12  # a block of zeros has a scale, too
 MOST = FLOAT8[OUT8].most
 UNSCALED, ONE_SCALE, BLOCK_SCALES = 0, 1, 2
-ONE_SHOT = 1 << 19  # bytes that a rank sends, up to which "auto" takes one shot: a guess
+# Bytes that a rank sends, up to which "auto" takes one shot: decided by
+# benchmarks/results/model/all_reduce_rms_norm_h100x4.json
+ONE_SHOT = 3 << 18
 
 device = cuda.jit(device=True)
 u32, u64, f32 = types.uint32, types.uint64, types.float32

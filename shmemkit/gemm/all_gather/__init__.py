@@ -42,8 +42,9 @@ from .sm90_host import Fused
 
 __all__ = ["AllGatherGemm"]
 
-SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential; over several nodes a guess
-PUSHED = 1 << 27  # likewise, up to which it may be "push": no more was measured
+SMALL = 1 << 22  # bytes of gathered rows, up to which "auto" is sequential: not measured yet (docs/tuning.md)
+# Likewise, up to which it may be "push": no more was measured, benchmarks/results/ag_gemm_h200x{2,4}.json
+PUSHED = 1 << 27
 TUNED = {"tile": None, "splits": None, "by_columns": None}
 COPIES = 20e-6  # seconds that copy engines take longer than the product
 

@@ -13,7 +13,9 @@ from .time_estimates import outlasts
 
 CHUNKS = 8  # of a part, at most
 CHUNK = 1 << 21  # bytes of a part that are worth a copy
-LEAST = 1 << 23  # bytes of a part from which on "auto" copies: a guess, between 4 MB and 32 MB
+# Bytes of a part from which on "auto" copies: it loses with 4 MB, and wins from 32 MB on where the product
+# outlasts the copies. Decided by benchmarks/results/gemm_rs_h200x{2,4}.json
+LEAST = 1 << 23
 
 
 class Copied(Fused):

@@ -74,7 +74,7 @@ from ..problem import HALVES, Problem
 from .methods import Fused
 
 MAX_CHUNKS = 128  # of a partial result, each with a block, a message for each node, and a signal
-LEAST = 1 << 22  # elements of the result that are worth it: a guess, nobody has measured it
+LEAST = 1 << 22  # elements of the result that are worth it: not measured yet (docs/tuning.md)
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
 

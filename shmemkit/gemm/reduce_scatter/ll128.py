@@ -99,7 +99,8 @@ ROWS = 128  # of a tile
 WIDTHS = {2: (128, 64), 4: (64,)}
 AT_ONCE = 12  # packets of all ranks that a warp polls at a time: four registers each
 FULL, SENT = 0, 1  # of posts
-# Measured on 2 and 4 H200: smaller results are faster with K split, larger ones by "fused".
+# Smaller results are faster with K split, larger ones by "fused": decided by
+# benchmarks/results/gemm_{rs,ar}_h200x{2,4}.json
 LEAST = 1 << 20  # elements of a result
 SOME_BYTES = 8 << 20  # of a result as part_dtype; of more, products that take long are faster by "fused"
 

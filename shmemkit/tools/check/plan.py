@@ -93,7 +93,7 @@ def protocol_of(kind, method):
 
 def of_collectives(world):
     for name, what in DESCRIPTIONS.items():
-        choices = tuning.choices_of(world, what.kind._table)
+        choices = tuning.found_by(world, what.kind._table).choices
         taken = {method for those in choices.values() for _, method in those}
         # Those that "auto" takes for larger arrays than it is tried with.
         beyond = {m for those in choices.values() for low, m in _intervals(those) if low > _largest(world)}
