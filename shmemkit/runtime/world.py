@@ -553,7 +553,7 @@ class World(SymmetricMemory):
         if self._connections is not None:
             self._connections.Free()
         if self._host.world is self:
-            self._host.world, self._host.ended = None, True
+            self._host.world, self._host.ended, self._host.asked = None, True, None
 
     def _forget_groups(self):
         for group in self._groups:
