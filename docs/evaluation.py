@@ -44,6 +44,8 @@ REASONS = {
 }
 NOISE = 0.99  # ratios above it are no loss
 UNKNOWN = "the cause is not known yet"
+NOT_YET = "Not measured yet."
+DECIDED = "tuning.md#numbers-that-decide"
 
 
 def chosen(folder, op, ranks):
@@ -130,10 +132,13 @@ def text(folder):
     _read_latencies(folder)
     shown = {(op, n): chosen(folder, op, n) for op in OPS for n in ((1,) if op in OF_ONE else RANKS)}
     found = {key: results and comparisons(results, key[0]) for key, results in shown.items()}
-    parts = ["## In short", _short(shown, found), "## Not measured with the present kernels"]
-    parts += [_missing(shown), "## Slower than a peer", _slower(shown, found), "## Each operator"]
     for op in OPS:
-        parts += _operator(op, shown, found)
+        keys = [key for key in found if key[0] == op and found[key]]
+        found |= zip(keys, _without_alike([found[key] for key in keys]), strict=True)
+    parts = ["## In short", _short(shown, found), "## Not measured with the present kernels"]
+    parts += [_missing(shown, folder), "## Slower than a peer", _slower(shown, found), "## Each operator"]
+    for op in OPS:
+        parts += _operator(op, shown, found, folder)
     return "\n\n".join(parts)
 
 
@@ -164,16 +169,28 @@ def _short(shown, found):
     return table(["operator", "on", "lowest ratio", "mean", "highest"], rows) + f"\n\n{about}"
 
 
-def _missing(shown):
-    """What nobody measured, and what is of earlier kernels."""
+def _elsewhere(folder, op):
+    """On what the operator was measured to decide something, and not for this page: "4 H100", or "" """
+    found = bench_page.files(folder / "model").values()
+    of_op = (results for results in found if bench_page.op_of(results) == op)
+    return " and ".join(sorted({f"{results.n_ranks} {model(results)}" for results in of_op}))
+
+
+def _missing(shown, folder):
+    """What nobody measured for this page, and what is of earlier kernels."""
     never, old = {}, {}
     for (op, n), results in shown.items():
         if results is None:
-            never.setdefault(TITLES[op], []).append(n)
+            never.setdefault(op, []).append(n)
         else:
             for said in earlier.texts(results):
                 old.setdefault(said, []).append(f"{TITLES[op]} ({n})")
-    lines = [f"- never: {title}, on {' and '.join(map(str, n))} GPUs" for title, n in never.items()]
+    lines = []
+    for op, n in never.items():
+        other = _elsewhere(folder, op)
+        only = f"; on {other} only [to decide what `auto` takes]({DECIDED})" if other else ""
+        said = "not for this page" if other else "never"
+        lines.append(f"- {said}: {TITLES[op]}, on {' and '.join(map(str, n))} GPUs{only}")
     lines += [f"- {said}: {', '.join(ops)}" for said, ops in old.items()]
     return "\n".join(lines) or "Nothing: all figures are of the present kernels."
 
@@ -194,28 +211,22 @@ def _slower(shown, found):
     return "\n".join(lines) or "Nothing."
 
 
-def _operator(op, shown, found):
+def _operator(op, shown, found, folder):
     """A table: a line for each case, columns for each number of ranks."""
     mine = [(results, found[key]) for key, results in shown.items() if key[0] == op and found[key]]
     if not mine:
-        return [f"### {TITLES[op]}", f"Not measured yet. [All rows](results/{op}.md)"]
+        other = _elsewhere(folder, op)
+        said = f"Measured on {other} only, [to decide what `auto` takes]({DECIDED})." if other else NOT_YET
+        return [f"### {TITLES[op]}", f"{said} [All rows](results/{op}.md)"]
     header, lines = ["size" if op in COLLECTIVES else "shape"], {}
     for i, (results, rows) in enumerate(mine):
         name = f"{results.n_ranks} {model(results)}"
         header += [f"{name}: ours, us", "best peer, us", "ratio", "of the limit"]
         for row, peer, part in rows:
-            key = row.bytes or 0, _case(row), row.out
-            line = lines.setdefault(key, [""] * 4 * len(mine))
-            took = f"{row.took}: " if row.took else "" if row.method == "auto" else f"{row.method}: "
+            line = lines.setdefault(_key(row), [""] * 4 * len(mine))
             beside = f"`{peer.method}`: {us_text(peer.us)}" if peer else ""
-            cells = f"{took}{time_text(row)}", beside, ratio_text(_ratio(row, peer)), percent_text(part)
+            cells = _ours(row), beside, ratio_text(_ratio(row, peer)), percent_text(part)
             line[4 * i : 4 * i + 4] = cells
-    for size, case, out in [key for key in lines if key[2]]:  # not what is the same in private memory
-        beside = lines.get((size, case, None))
-        if beside and all(
-            _alike(*pair) for pair in zip(beside[::4], lines[size, case, out][::4], strict=True)
-        ):
-            del lines[size, case, out]
     by_size = op in COLLECTIVES
     ordered = sorted(lines.items(), key=lambda pair: pair[0][0]) if by_size else lines.items()
     cells = [[f"{case}, symmetric" if out else case, *line] for (_, case, out), line in ordered]
@@ -226,6 +237,31 @@ def _operator(op, shown, found):
         notes.append(f"On {' and '.join(map(str, plain))} GPUs, NCCL ran with plain buffers only.")
     notes.append(f"[All rows](results/{op}.md)")
     return [f"### {TITLES[op]}", *said, " ".join(notes), bench_page.without_empty_columns(header, cells)]
+
+
+def _without_alike(of_ranks):
+    """`of_ranks`, the comparisons of each number of ranks, without those in symmetric memory that all are as
+    the ones in private memory."""
+    ours = {}
+    for i, rows in enumerate(of_ranks):
+        for row, *_ in rows:
+            ours.setdefault(_key(row), [""] * len(of_ranks))[i] = _ours(row)
+    same = {
+        key
+        for key, cells in ours.items()
+        if key[2] and (beside := ours.get((*key[:2], None))) and all(map(_alike, beside, cells))
+    }
+    return [[each for each in rows if _key(each[0]) not in same] for rows in of_ranks]
+
+
+def _key(row):
+    """What has a line of its own in a table."""
+    return row.bytes or 0, _case(row), row.out
+
+
+def _ours(row):
+    took = f"{row.took}: " if row.took else "" if row.method == "auto" else f"{row.method}: "
+    return f"{took}{time_text(row)}"
 
 
 def _alike(*cells):
