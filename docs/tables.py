@@ -220,12 +220,12 @@ BUDGETS = {  # what is within budgets of multiprocessors: its file, size or shap
     "AllReduce of 32 MB": (
         "all_reduce_sms_h200x2",
         32 << 20,
-        "shmemkit run -n 2 -m shmemkit.bench all_reduce --sizes 32M --methods auto --vs '' --sms 8,16,32,64",
+        "shmemkit run -n 2 -m shmemkit bench all_reduce --sizes 32M --methods auto --vs '' --sms 8,16,32,64",
     ),
     "AG+GEMM, 8192 x 8192 x 8192": (
         "ag_gemm_sms_h200x2",
         "8192x8192x8192",
-        "shmemkit run -n 2 -m shmemkit.bench ag_gemm --shapes 8192x8192x8192 --methods auto --vs '' "
+        "shmemkit run -n 2 -m shmemkit bench ag_gemm --shapes 8192x8192x8192 --methods auto --vs '' "
         "--sms 8,16,32,64",
     ),
 }

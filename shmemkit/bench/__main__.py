@@ -463,7 +463,7 @@ def measure(world, options):
     """-> Results, the same on every rank. Collective."""
     if options.command == "p2p" and world.n_ranks == 1:
         raise SystemExit(
-            "p2p: there is one rank; it needs two or more, as in shmemkit run -n 2 -m shmemkit.bench p2p"
+            "p2p: there is one rank; it needs two or more, as in shmemkit run -n 2 -m shmemkit bench p2p"
         )
     if options.command == "tune" and not options.table and world.backend.name == "emulator":
         raise SystemExit(

@@ -83,7 +83,7 @@ def run(world, results, options, progress):
     """Fill in the rows. Collective."""
     if options.first and world.n_ranks > 1:
         raise SystemExit(
-            "--first: there are several ranks; it needs one, as in shmemkit run -m shmemkit.bench "
+            "--first: there are several ranks; it needs one, as in shmemkit run -m shmemkit bench "
             "launch --first"
         )
     timer = sk.Timer(world, IN_GRAPH, options.replays)

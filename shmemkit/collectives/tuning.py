@@ -111,7 +111,7 @@ def read(path):
         problem = getattr(error, "strerror", None) or error
         raise ValueError(
             f"{path} is not a tuning table: {problem}. Repair it, or remove it and make a new one with "
-            "'python -m shmemkit.bench tune'"
+            "'shmemkit run -n 4 -m shmemkit bench tune'"
         ) from error
     return table
 
