@@ -30,7 +30,7 @@ def main(arguments=None):
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     commands.add_parser("run", help=mpirun.HELP)
     commands.add_parser("emu", help="run a script on the CPU emulator, and find its races: shmemkit-emu")
-    commands.add_parser("bench", help="how fast it is on this machine: shmemkit-bench")
+    commands.add_parser("bench", help="how fast it is on this machine")
     commands.add_parser("timeline", help="the summary and the picture of a recorded timeline")
     commands.add_parser("check", help="check that every operation is right on this machine, with this Python")
     asked = commands.add_parser(
@@ -42,9 +42,9 @@ def main(arguments=None):
     asked.add_argument(
         "--hosts",
         action="store_true",
-        help="under a launcher, as mpirun -n 4 python -m shmemkit doctor --hosts: compare versions, drivers "
-        "and network settings of all ranks, and try which reach which. Exit status 1 if something differs, "
-        "or a rank is not reached",
+        help="under a launcher, as shmemkit run -n 8 -H node1:4,node2:4 -m shmemkit doctor --hosts: compare "
+        "versions, drivers and network settings of all ranks, and try which reach which. Exit status 1 if "
+        "something differs, or a rank is not reached",
     )
     options = parser.parse_args(arguments)
     name = "doctor_hosts" if options.hosts else "doctor"

@@ -106,19 +106,22 @@ def from_env(timeout: float = START) -> Communicator:
                              Kubeflow set them. Instead of RANK also JOB_COMPLETION_INDEX (Kubernetes); under
                              srun, SLURM_PROCID and SLURM_STEP_NUM_TASKS do
     MASTER_ADDR,             where rank 0 is. With 127.0.0.1, and where LOCAL_WORLD_SIZE is WORLD_SIZE, all
-    MASTER_PORT              ranks are on one host. They meet at a Unix socket, which takes no port, and which
-                             processes of other users cannot use. srun on one node needs neither of them
+    MASTER_PORT              ranks are on one host. Without SHMEMKIT_SECRET they then meet at a Unix socket,
+                             which processes of other users cannot use, and open no TCP port. MASTER_PORT is
+                             only part of the socket's name: give two jobs different numbers. srun on one node
+                             needs neither variable
     SHMEMKIT_SECRET          a text that only the ranks know, the same on all: needed on several hosts. With
                              it, rank 0 listens on MASTER_ADDR's port MASTER_PORT + 1, since PyTorch uses
                              MASTER_PORT; or on SHMEMKIT_PORT. Other ranks prove that they know the secret
 
-    timeout  seconds that all ranks have to come. RankTimeout, on all that did, names those that have not
+    timeout  how many seconds to wait for all ranks. Then the ranks that are there raise RankTimeout, which
+             names the missing ones
 
     When a rank dies, all others end. Without these variables, or with WORLD_SIZE=1, it is one rank. A second
     call returns the same communicator.
 
-    ValueError for variables that are missing or wrong; RuntimeError if two ranks have one number;
-    PermissionError for another secret; OSError if the port is in use.
+    ValueError for variables that are missing or wrong; RuntimeError if two ranks have the same RANK;
+    PermissionError if a rank has a different secret; OSError if the port is in use.
     """
     global _of_env
     if _of_env is not None and (_of_env.link.closed is None or _of_env.link.forked_from is not None):
@@ -158,8 +161,8 @@ def from_torch(group: Any = None) -> Comm:
     ranks), for ``sk.init(comm=)``. Collective over the group.
 
     PyTorch only brings the ranks together. From then on they have connections of their own, so that the
-    death of one ends the others, and groups of shmemkit need none of PyTorch's. With NCCL alone, a group of
-    gloo is made for that moment.
+    death of one ends the others, and groups of shmemkit need none of PyTorch's. With NCCL alone, it makes a
+    temporary gloo group, since NCCL would use GPU memory.
 
     RuntimeError if torch.distributed is not initialized; ValueError if this rank is not in `group`.
     """

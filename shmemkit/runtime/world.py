@@ -64,11 +64,10 @@ def init(
 
     backend     "nvshmem" (GPUs), "emulator" (CPU) or "auto". "auto" takes SHMEMKIT_BACKEND if it is set, else
                 NVSHMEM if there are a GPU and nvshmem4py, else the emulator
-    comm        the communicator of the ranks: mpi4py's, ``shmemkit.comm.from_env()``,
-                ``shmemkit.comm.from_torch(group)``, or an object of yours with the three methods of
-                ``shmemkit.typing.Comm``. Default, the first of these that there is: COMM_WORLD under mpirun,
-                or srun with PMI; PyTorch's ranks, if torch.distributed is initialized; from_env(), if
-                WORLD_SIZE (of torchrun, Ray, Kubernetes, or set by you) or Slurm says several ranks; one rank
+    comm        the communicator of the ranks: mpi4py's, ``sk.comm.from_env()``,
+                ``sk.comm.from_torch(group)``, or an object of yours with the three methods of
+                ``shmemkit.typing.Comm``. Default: the ranks that the launcher started
+                (docs/launchers.md, how the ranks find each other)
     local_size  splits the ranks into logical nodes of this many consecutive ranks, so that multi-node kernels
                 run on one host. It must divide the number of ranks. Default: SHMEMKIT_LOCAL_SIZE, else the
                 number of ranks on this host

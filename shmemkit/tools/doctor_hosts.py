@@ -25,7 +25,10 @@ from shmemkit.support.hosts import Hosts, nics, transport
 
 from .doctor import EMULATOR_PACKAGES, GPU_PACKAGES, Machine
 
-HOW = "doctor --hosts: start it on all hosts by a launcher, as mpirun -n 4 python -m shmemkit doctor --hosts"
+HOW = (
+    "doctor --hosts: start it on all hosts by a launcher, as "
+    "shmemkit run -n 8 -H node1:4,node2:4 -m shmemkit doctor --hosts"
+)
 PATIENCE = 10.0  # seconds in which a put arrives; less or more with SHMEMKIT_TIMEOUT
 SET = int(SignalOp.SIGNAL_SET)
 INSTALL = "Install the same version on all hosts, or one environment that all of them see"

@@ -160,7 +160,11 @@ def test_commands_of_the_install_page(tmp_path, monkeypatch):
     assert len(commands) > 5
     for command in commands:
         _, program = mpirun.parse(command.split())
-        assert program in (["script.py"], ["-m", "pytest", "-m", "gpu"])
+        assert program in (
+            ["script.py"],
+            ["-m", "pytest", "-m", "gpu"],
+            ["-m", "shmemkit", "doctor", "--hosts"],
+        )
 
 
 def test_links_of_the_page_on_pypi_are_whole():

@@ -60,7 +60,10 @@ def test_interfaces(tmp_path):
 
 def test_one_rank_says_how_to_start_it(monkeypatch, capsys):
     monkeypatch.setattr(doctor_hosts.choice, "default", lambda: None)
-    assert doctor_hosts.main() == 2 and "mpirun -n 4 python -m shmemkit doctor" in capsys.readouterr().out
+    assert (
+        doctor_hosts.main() == 2
+        and "shmemkit run -n 8 -H node1:4,node2:4 -m shmemkit doctor" in capsys.readouterr().out
+    )
 
 
 PROGRAM = """
