@@ -122,6 +122,15 @@ def test_tables_are_those_of_the_results():
     assert check.returncode == 0, check.stdout + check.stderr
 
 
+def test_the_summary_of_the_evaluation_is_of_rows_that_it_shows():
+    summary, _, sections = text_of("docs/evaluation.md").partition("## Each operator")
+    ends = re.findall(r"^\| (.+?) \| \d \w+†? \| ([\d.]+) .*? \| [\d.]+ \| ([\d.]+) ", summary, re.M)
+    assert len(ends) > 10
+    for title, *ratios in ends:
+        section = sections.partition(f"### {title}\n")[2].partition("\n### ")[0]
+        assert [ratio for ratio in ratios if f"| {ratio} |" not in section] == [], title
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     prose = re.sub(r"```.*?```|`.*?`", "", page.read_text(), flags=re.S)
