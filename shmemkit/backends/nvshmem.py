@@ -191,7 +191,7 @@ class NvshmemBackend:
             count, told = _count_devices(), environment.local_rank(self.n_ranks)
             device = (local_rank if told is None else told) % count
             uuid = _uuid(device)
-        except RuntimeError as e:
+        except (RuntimeError, ValueError) as e:
             error = str(e)
         found = self.comm.allgather((error, uuid, count))
         failed = [f"{ranks_text(ranks)}: {e}" for ranks, e in by_text([e for e, *_ in found]) if e]

@@ -47,7 +47,8 @@ def default() -> Any:
     RuntimeError or ValueError if it started several, and they cannot find each other.
     """
     told, world = environment.read(), None
-    if _mpi_is_imported() or (_is_of_mpi(told) and importlib.util.find_spec("mpi4py") is not None):
+    of_mpi = _is_of_mpi(told) and importlib.util.find_spec("mpi4py") is not None
+    if of_mpi or (_mpi_is_imported() and not environment.under_torchrun()):
         from mpi4py import MPI
 
         world = MPI.COMM_WORLD
@@ -265,5 +266,5 @@ def _names():
         names += [where[0] for *_, where in socket.getaddrinfo(socket.gethostname(), None)]
     except OSError:
         pass
-    names = [name for name in names if not environment._is_loopback(name)]
+    names = [name for name in names if not environment.is_loopback(name)]
     return list(dict.fromkeys([*map(str, names), socket.gethostname()]))

@@ -54,7 +54,7 @@ def read() -> Told | None:
     if size is None:
         return None
     rank = _integer("RANK", 0)
-    if rank is None:
+    if rank is None and size > 1:
         rank = _integer("JOB_COMPLETION_INDEX", 0)  # of Kubernetes
     if rank is None and slurm == size:
         rank = _integer("SLURM_PROCID", 0)
@@ -90,10 +90,10 @@ def rendezvous(who, told):
     if not alone and (not host or (port is None and ours is None)):
         raise ValueError(f"{said}, but no variable says where rank 0 is. {NEEDED}{srun}")
     if secret:
-        if len(secret) < 8:
-            raise ValueError(f"{who}: SHMEMKIT_SECRET has {len(secret)} characters; it must have 8 or more")
+        if len(secret) < 16:
+            raise ValueError(f"{who}: SHMEMKIT_SECRET has {len(secret)} characters; it must have 16 or more")
         return (host, ours or int(port or 0) % 65535 + 1), secret.encode()
-    if not (alone or _is_loopback(host) or _integer("LOCAL_WORLD_SIZE", 1) == told.size):
+    if not (alone or is_loopback(host) or _integer("LOCAL_WORLD_SIZE", 1) == told.size):
         raise ValueError(
             f"{who}: MASTER_ADDR is {host!r}, so ranks may be on several hosts, where others can reach them, "
             "too. Set SHMEMKIT_SECRET on all ranks to the same text, which nobody else knows, such as "
@@ -103,7 +103,7 @@ def rendezvous(who, told):
     return f"\0shmemkit-{os.getuid()}-{hashlib.sha256(job.encode()).hexdigest()[:16]}".encode(), b""
 
 
-def _is_loopback(host):
+def is_loopback(host):
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

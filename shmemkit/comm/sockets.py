@@ -34,12 +34,14 @@ from shmemkit.support.command_line import say, say_at_last
 from shmemkit.support.timeouts import RankTimeout
 
 from .communicator import Communicator
+from .environment import is_loopback
 
 MAGIC = b"shmemkit1"
 HELLO = struct.Struct(f"<{len(MAGIC)}sII16s")  # MAGIC, rank, size, nonce
 ANSWER = struct.Struct(f"<{len(MAGIC)}s16s32s")  # MAGIC, nonce, proof
 LENGTH = struct.Struct("<Q")
-HANDSHAKE = 3.0  # seconds that one may take
+HANDSHAKE, PATIENT = 3.0, 10.0  # seconds: at the hub; at a rank, which may stand in line
+STUCK = 10  # seconds in which a rank must take what the hub sends
 PATIENCE = 60.0  # seconds, until a line says who is missing
 START_PATIENCE = 10.0  # seconds, while ranks start
 
@@ -64,9 +66,13 @@ def _receive(sock, n, deadline=None):
     return bytes(data)
 
 
-def _send(sock, *message):
+def _packed(*message):
     data = pickle.dumps(message, 5)
-    sock.sendall(LENGTH.pack(len(data)) + data)
+    return LENGTH.pack(len(data)) + data
+
+
+def _send(sock, *message):
+    sock.sendall(_packed(*message))
 
 
 def _next(sock, deadline=None):
@@ -90,9 +96,9 @@ def _proof(secret, who, *parts):
 
 def _greet(sock, secret, rank, size):
     """A rank's side of a new connection to the hub. PermissionError if that has another secret."""
-    deadline = time.monotonic() + HANDSHAKE
+    deadline = time.monotonic() + PATIENT
     _check_user(sock)
-    sock.settimeout(HANDSHAKE)
+    sock.settimeout(PATIENT)
     hello = HELLO.pack(MAGIC, rank, size, secrets.token_bytes(16))
     sock.sendall(hello)
     found = b""
@@ -126,6 +132,7 @@ def _admit(sock, secret):
 
 def _prepare(sock):
     sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STUCK, 0))
     if sock.family != socket.AF_UNIX:  # a host that is gone is noticed after 15 s
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -151,6 +158,8 @@ def listen(address):
     with contextlib.suppress(socket.gaierror):  # a service's name may be known only once this is ready
         known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM) if host else []
     for family, *_, where in known:
+        if is_loopback(where[0]) and not is_loopback(host):
+            continue  # Debian's /etc/hosts says so of this host's own name: others could not come
         try:
             return socket.create_server(where[:2], family=family, backlog=1024)
         except OSError as error:  # a service's address, which this host does not have
@@ -179,7 +188,8 @@ def gather(listener, secret, size, limit, who):
     RankTimeout, also there, if they do not. `who` begins messages."""
     found: dict[int, Any] = {}
     start, told = time.monotonic(), False
-    with listener:
+    with listener, selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
         while len(found) < size - 1:
             waited = time.monotonic() - start
             missing = [rank for rank in range(1, size) if rank not in found]
@@ -190,19 +200,19 @@ def gather(listener, secret, size, limit, who):
                     f"{ranks_text(missing)} of {size} {have} not come to {who} within {limit:g} s; "
                     f"{ranks_text(there)} {are} there. Are all ranks started, with the same settings?"
                 )
-                for sock in found.values():
-                    with contextlib.suppress(OSError):
-                        _send(sock, "missing", text, missing)
-                    sock.close()
+                _dismiss(found, "missing", text, missing)
                 raise RankTimeout(text, 0, who, missing)
             if waited >= START_PATIENCE and not told:
                 told = True
                 say(f"shmemkit: {who} waits for {ranks_text(missing)}")
-            listener.settimeout(min(limit - waited, START_PATIENCE))
-            try:
-                sock, _ = listener.accept()
-            except TimeoutError:
+            ready = [key.data for key, _ in selector.select(min(limit - waited, START_PATIENCE))]
+            if gone := [rank for rank in ready if rank is not None]:  # one that is there has nothing to say
+                text = f"{who}: {ranks_text(gone)} of {size} came, and died while others started"
+                _dismiss(found, "refused", text)
+                raise RuntimeError(text)
+            if not ready:
                 continue
+            sock, _ = listener.accept()
             try:
                 rank, theirs = _admit(sock, secret)
                 refusal = None
@@ -218,18 +228,27 @@ def gather(listener, secret, size, limit, who):
                     sock.close()
                     continue
                 found[rank] = sock
+                selector.register(sock, selectors.EVENT_READ, rank)
             except (OSError, EOFError):
                 sock.close()  # a stranger
     for sock in found.values():
         _prepare(sock)
-        _send(sock, "welcome")
+        with contextlib.suppress(OSError):  # it has died, as the Link will see
+            _send(sock, "welcome")
     return found
+
+
+def _dismiss(found, *message):
+    for sock in found.values():
+        with contextlib.suppress(OSError):
+            _send(sock, *message)
+        sock.close()
 
 
 def reach(addresses, secret, rank, size, limit, who):
     """-> this rank's connection to the hub, at one of `addresses`. RankTimeout if it does not come within
     `limit` seconds; PermissionError, ConnectionError or RuntimeError if it is another's."""
-    start, pause, last = time.monotonic(), 0.01, None
+    start, pause, last, met = time.monotonic(), 0.01, None, None
     deadline = start + limit
     while True:
         for address in addresses:
@@ -237,7 +256,8 @@ def reach(addresses, secret, rank, size, limit, who):
             try:
                 sock = _connect(address)
                 _greet(sock, secret, rank, size)
-                what, *rest = _next(sock, deadline + HANDSHAKE)
+                met = address
+                what, *rest = _next(sock, deadline + PATIENT)
                 if what == "welcome":
                     _prepare(sock)
                     return sock
@@ -251,6 +271,8 @@ def reach(addresses, secret, rank, size, limit, who):
                 raise PermissionError(f"{who}: {error}") from None
             except (OSError, EOFError) as error:  # not there yet, or gone
                 last = str(error) or type(error).__name__
+                if met == address and isinstance(error, ConnectionRefusedError):
+                    raise ConnectionError(f"{who}: rank 0 has died while ranks started") from None
             else:
                 sock.close()
                 text, *missing = rest
@@ -301,6 +323,8 @@ class Link:
         """Send a message of the call `key` to the hub."""
         if self.closed is not None:
             raise RuntimeError(self.closed)
+        if 0 in self.left:
+            raise RuntimeError(f"rank 0 has ended, and with it the connections of rank {self.rank}")
         try:
             self._to_hub(*message[:1], key, *message[1:])
         except OSError:  # rank 0 has died: my thread sees it, too, and ends this process
@@ -328,6 +352,9 @@ class Link:
         if self.rank != 0 and 0 not in self.left:
             with self.news:  # the hub's answer: nothing is left behind
                 self.news.wait_for(lambda: 0 in self.left, 1.0)
+        if self.rank != 0:
+            with contextlib.suppress(OSError):  # both threads see the end, and close the connection
+                self.peers[0].shutdown(socket.SHUT_RDWR)
 
     def abort(self, status):
         """End all ranks, this one too."""
@@ -347,8 +374,11 @@ class Link:
         if rank == 0:
             self._answer(*message)
         elif rank not in self.left:
-            with contextlib.suppress(OSError):  # it has died, as `_listen` will see
+            try:
                 _send(self.peers[rank], *message)
+            except OSError:  # it has died, or is stuck: `_listen` sees the end of the connection
+                with contextlib.suppress(OSError):
+                    self.peers[rank].shutdown(socket.SHUT_RDWR)
 
     def _answer(self, what, key, *rest):
         with self.news:
@@ -391,10 +421,14 @@ class Link:
             for each in self.rounds.pop(key):
                 self._to_rank(each, "left", key, sorted(late))
 
-    def _end_all(self, status, but=None):
-        for rank in self.peers:
-            if rank != but:
-                self._to_rank(rank, "abort", None, status)
+    def _end_all(self, status, but=None, why=None):
+        """The hub's. It waits for nobody: those who do not get the message see the end of this process."""
+        free = self.lock.acquire(timeout=1.0)  # else a message to a rank that is stuck is on its way
+        for rank in self.peers.keys() - self.left - {but} if free else ():
+            with contextlib.suppress(OSError):
+                self.peers[rank].send(_packed("abort", None, status), socket.MSG_DONTWAIT)
+        if why is not None:
+            say_at_last(why)
         if but != 0:
             _end(status)
 
@@ -436,10 +470,11 @@ class Link:
             self.peers[peer].close()
             gone = peer in self.left or self.closed is not None
         if not gone:
-            say_at_last(
-                f"shmemkit: rank {self.rank}: rank {peer} has died: its connection is lost. All ranks end"
-            )
-            self._end_all(1, peer) if self.rank == 0 else _end(1)
+            why = f"shmemkit: rank {self.rank}: rank {peer} has died: its connection is lost. All ranks end"
+            if self.rank == 0:
+                self._end_all(1, peer, why)
+            say_at_last(why)
+            _end(1)
         return not self.selector.get_map()
 
     def forked(self):

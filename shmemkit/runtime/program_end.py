@@ -45,7 +45,7 @@ class ExitHandler:
 
     def forget(self):
         """The World is finalized: leave no trace."""
-        self.over = True
+        self.over, self.world = True, None
         atexit.unregister(self._at_exit)
         if sys.excepthook == self.fail:
             sys.excepthook = self._excepthook
@@ -60,7 +60,7 @@ class ExitHandler:
         if self.comm is not None and self._mpi is not None:
             self._set_abort_status = lambda status: None
             self._mpi._set_abort_status = self._note_status
-        self.comm = self.world = None
+        self.comm = None
 
     def exit(self, status):
         """SystemExit(status) leaves a World: with other ranks and a status other than 0, end them all now."""
@@ -107,7 +107,8 @@ class ExitHandler:
             self.fail(type(error), error, error.__traceback__)
 
     def _abort(self, status):
-        sys.stdout.flush()
+        with contextlib.suppress(Exception):  # a disk that is full, a pipe that is closed
+            sys.stdout.flush()
         if self.comm is None:
             os._exit(status)
         time.sleep(0.2)  # let the launcher forward what was printed before it ends us

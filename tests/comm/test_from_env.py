@@ -80,7 +80,7 @@ def test_who_am_i(told, variables, expected):
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "2", **AT, "SHMEMKIT_SECRET": "short"},
-            "5 characters; .* 8 or more",
+            "5 characters; .* 16 or more",
         ),
     ],
 )

@@ -35,7 +35,7 @@ if how == "hook":
 if how == "torch" and late:
     init_torch()
 if how == "thread":  # of one that calls shmemkit, the others wait for the call
-    thread = threading.Thread(target=lambda: world.rank == 1 and sk.zeros("boom"))
+    thread = threading.Thread(target=lambda: world.rank == 1 and world.peer_view("boom", 0))
     thread.start()
     thread.join()
 else:

@@ -282,7 +282,7 @@ def test_bench_says_which_case_runs():
         main(["all_gather", "--sizes", "8K,64K", "--vs", "", "--methods", "push_1d,ll"])
         """)
     )
-    assert re.search(r"all_gather: [0-4] of 5 \|.*, (8|64)K, (push_1d|ll)", text)
+    assert re.search(r"all_gather: [0-6] of 7 \|.*, (8|64)K, (push_1d|ll)", text)
     assert not re.search("of 5", "\n".join(seen(text)))
 
 
