@@ -4,7 +4,10 @@ All ranks are in one World, whose all-reduce is right. The others end within 5 s
 An exception of rank 1 is read where the launcher writes. docs/launchers.md has the table of the results.
 """
 
+import contextlib
+import os
 import re
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -47,13 +50,30 @@ def run(command, timeout=100, **variables):
     process = subprocess.Popen(
         command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        output, _ = process.communicate()
-        pytest.fail(f"not ended after {timeout} s: {output}")
+    output = finished(process, timeout)
     return process.returncode, output, time.time()
+
+
+def finished(process, timeout):
+    """-> what it printed. After `timeout` s it and its ranks are ended, and the test fails."""
+    try:
+        return "".join(filter(None, process.communicate(timeout=timeout)))
+    except subprocess.TimeoutExpired:
+        process.terminate()  # a launcher then ends its ranks
+    try:
+        output = "".join(filter(None, process.communicate(timeout=40)))  # torchrun's patience is 30 s
+    except subprocess.TimeoutExpired as error:
+        output = b"".join(filter(None, (error.output, error.stderr))).decode(errors="replace")
+        process.kill()
+        process.wait()
+    kill(re.findall(r"rank \d of \d: \d+, process (\d+)", output))
+    pytest.fail(f"not ended after {timeout} s: {output}")
+
+
+def kill(pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def alive(pids):
@@ -72,13 +92,15 @@ def check(how, outcome, n=N):
     """Whether a run of the script with `how` went as it has to."""
     status, output, end = outcome
     ranks = re.findall(rf"rank (\d) of {n}: {n * (n + 1) // 2}, process (\d+)", output)
-    assert sorted(int(rank) for rank, _ in ranks) == [*range(n)], output
     pids, deadline = [pid for _, pid in ranks], time.time() + 15
     if alive(pids):  # mpirun ends as soon as it has sent them a signal
         while alive(pids) and time.time() < deadline:
             time.sleep(0.05)
         end = time.time()
-    assert not alive(pids), output
+    left = alive(pids)
+    kill(left)
+    assert sorted(int(rank) for rank, _ in ranks) == [*range(n)], output
+    assert not left, output
     assert (status == 0) == (how == "end"), output
     if how == "kill":
         killed = re.search(r"killed at ([\d.]+)", output)

@@ -9,6 +9,7 @@ import subprocess
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from started import Job, free_port, plain
@@ -134,8 +135,8 @@ def test_ranks_meet(secret):
 
 @pytest.mark.processes(1)
 def test_a_rank_that_never_comes_is_named():
-    found = Job(3, MEET, "1.5", ranks=[0, 2]).ended()
-    text = "rank 1 of 3 has not come to from_env() within 1.5 s; ranks 0 and 2 are there. Are all ranks"
+    found = Job(3, MEET, "5", ranks=[0, 2]).ended()
+    text = "rank 1 of 3 has not come to from_env() within 5 s; ranks 0 and 2 are there. Are all ranks"
     assert all(status == 1 and f"RankTimeout: {text}" in output for status, output in found.values()), found
 
 
@@ -152,7 +153,7 @@ def test_another_secret():
     def of(rank, n, port):
         return plain(rank, n, port) | {"SHMEMKIT_SECRET": SECRET + str(rank)}
 
-    found = Job(2, MEET, "1.5", of=of).ended()
+    found = Job(2, MEET, "5", of=of).ended()
     assert "PermissionError: from_env(): SHMEMKIT_SECRET is not that of rank 0. Set it" in found[1][1], found
     assert "a process that calls itself rank 1 has another SHMEMKIT_SECRET" in found[0][1]
     assert "RankTimeout: rank 1 of 2 has not come" in found[0][1]
@@ -170,7 +171,7 @@ def test_ranks_disagree(wrong, said):
     def of(rank, n, port):
         return plain(rank, n, port) | (wrong if rank == 2 else {})
 
-    found = Job(3, MEET, "1.5", of=of).ended()
+    found = Job(3, MEET, "5", of=of).ended()
     assert said in found[0][1] and "RankTimeout: rank 2 of 3 has not come" in found[0][1], found
     assert any(f"RuntimeError: from_env(): {said}" in found[rank][1] for rank in (1, 2)), found
 
@@ -200,11 +201,16 @@ def test_the_port_is_in_use():
 
 
 @pytest.mark.processes(1)
-def test_another_job_has_this_port():
+def test_another_job_has_this_port(told):
     """On one host, too, though it takes no port."""
-    job = Job(2, MEET + "time.sleep(0 if comm.rank else 1.5)", "8", ranks=[0])
-    time.sleep(0.8)
-    second = Job(2, MEET, "8", ranks=[0], port=job.port).ended()
+    job = Job(2, MEET + "time.sleep(0 if comm.rank else 1.5)", "30", ranks=[0])
+    told(**plain(0, 2, job.port))
+    name = environment.rendezvous("from_env()", environment.read())[0][1:].decode()
+    deadline = time.monotonic() + 20
+    while f"@{name}\n" not in Path("/proc/net/unix").read_text():
+        assert time.monotonic() < deadline, job.ended()
+        time.sleep(0.05)
+    second = Job(2, MEET, "30", ranks=[0], port=job.port).ended()
     assert "rank 0 cannot listen at the Unix socket shmemkit-" in second[0][1], second
     assert "Choose another MASTER_PORT" in second[0][1]
     rest = Job(2, MEET, ranks=[1], port=job.port).ended()
@@ -291,15 +297,18 @@ def two_hosts():
     def ip(*arguments):
         return subprocess.run(["ip", *arguments], capture_output=True, text=True)
 
+    def need(*arguments):
+        if (made := ip(*arguments)).returncode:
+            pytest.skip(f"no two hosts here; ip {' '.join(arguments)}: {made.stderr.strip()}")
+
     def do(*arguments):
         done = ip(*arguments)
         assert done.returncode == 0, (arguments, done.stderr)
 
     try:
         for name in names:
-            if (made := ip("netns", "add", name)).returncode:
-                pytest.skip(f"no network namespaces here: {made.stderr}")
-        do("-n", names[0], "link", "add", "sk0", "type", "veth", "peer", "name", "sk0", "netns", names[1])
+            need("netns", "add", name)
+        need("-n", names[0], "link", "add", "sk0", "type", "veth", "peer", "name", "sk0", "netns", names[1])
         for number, name in enumerate(names, 1):
             do("-n", name, "addr", "add", f"10.99.7.{number}/24", "dev", "sk0")
             for device in ("lo", "sk0"):

@@ -9,6 +9,7 @@ import sys
 import tempfile
 
 import pytest
+from launch_outcomes import finished
 from started import Job, clean, free_port, plain
 
 PROGRAM = """
@@ -86,8 +87,10 @@ def torchrun(how, before, arguments):
         script.flush()
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4"]
         command += [f"--master-port={free_port()}", script.name, how]
-        job = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=60)
-    return job.returncode, job.stdout + job.stderr
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        job = subprocess.Popen(command, env=clean(), text=True, **pipes)
+        output = finished(job, 120)
+    return job.returncode, output
 
 
 def loop(of, how, before, arguments):
