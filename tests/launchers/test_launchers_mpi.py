@@ -29,6 +29,8 @@ def mpi(request):
     folder = FOLDERS[request.param]
     if not os.path.exists(f"{folder}/mpirun"):
         pytest.skip(f"no {request.param} in {folder}; .ci/launchers installs it")
+    if request.param == "MPICH" and "slurm" in request.fixturenames and (os.cpu_count() or 1) < N:
+        pytest.skip(f"MPICH's ranks spin while they start under srun: {N} of them need {N} cores")
     library = {"Open MPI": "libmpi.so.40", "MPICH": "libmpi.so.12"}[request.param]
     path = os.pathsep.join([folder, os.environ["PATH"]])
     return request.param, {"PATH": path, "MPI4PY_LIBMPI": f"{os.path.dirname(folder)}/lib/{library}"}
