@@ -49,8 +49,8 @@ DECIDED = "tuning.md#numbers-that-decide"
 
 
 def chosen(folder, op, ranks):
-    """-> the Results of the operator on so many ranks: of the present kernels if there are any, then the
-    newest; or None"""
+    """-> the Results of `op` on `ranks` ranks, or None. Those of the present kernels come first, then the
+    newest."""
     found = [
         results
         for results in bench_page.files(folder).values()

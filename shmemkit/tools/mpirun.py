@@ -433,7 +433,7 @@ def command_for(launcher, options):
         if os.geteuid() == 0:
             default("OMPI_ALLOW_RUN_AS_ROOT", "1")
             default("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-        if not here:  # else it takes 8 minutes to notice that a host cannot be reached any more
+        if not here:  # by itself it notices much later that a host cannot be reached
             mca = "PRTE_MCA_" if launcher.major >= 5 else "OMPI_MCA_"
             for name, value in LOST_AFTER.items():
                 default(f"{mca}oob_tcp_keepalive_{name}", value)

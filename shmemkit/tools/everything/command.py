@@ -145,7 +145,7 @@ class Run:
         self.begun, self._shown = time.monotonic(), 0.0
 
     def measure(self, batches, ranks):
-        """All batches of so many ranks, by as many groups of GPUs as there are."""
+        """Run `batches`, all of `ranks` ranks each. Groups of GPUs share them, side by side."""
         if self.late:
             return
         count = 1 if self.options.emulate else plan.lanes(self.gpus, ranks)

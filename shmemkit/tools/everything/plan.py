@@ -80,7 +80,7 @@ class Batch(NamedTuple):
 
 
 def lanes(gpus, ranks):
-    """How many groups of so many ranks the GPUs can serve at once."""
+    """The GPUs can run this many groups of `ranks` ranks beside each other."""
     return max(1, gpus // ranks)
 
 
