@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 
+import pytest
 from launched import ROOT, environment
 
 OF_LAUNCHERS = re.compile(r"RANK|WORLD_SIZE|LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|JOB_COMPLETION_INDEX")
@@ -56,16 +57,18 @@ class Job:
         }
 
     def ended(self, timeout=40):
-        """-> {rank: (exit status, output)}"""
-        found, deadline = {}, time.monotonic() + timeout
-        try:
-            for rank, process in self.processes.items():
+        """-> {rank: (exit status, output)}. After `timeout` s all ranks are ended, and the test fails with what
+        they printed."""
+        found, late, deadline = {}, [], time.monotonic() + timeout
+        for rank, process in self.processes.items():
+            try:
                 output, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-                found[rank] = process.returncode, output
-        finally:
-            for process in self.processes.values():
-                if process.poll() is None:
-                    process.kill()
-                    process.communicate()
+            except subprocess.TimeoutExpired:
+                late.append(rank)
+                process.kill()
+                output, _ = process.communicate()
+            found[rank] = process.returncode, output
         self.seconds = time.monotonic() - self.since
+        if late:
+            pytest.fail(f"ranks {late} had not ended after {timeout} s: {found}")
         return found

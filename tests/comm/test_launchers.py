@@ -53,9 +53,9 @@ class Files:
 
     def allgather(self, value):
         self.calls += 1
-        mine = self.folder / f"{self.calls}.{self.rank}"
-        mine.with_suffix(".new").write_bytes(pickle.dumps(value))
-        mine.with_suffix(".new").rename(mine.with_suffix(f".{self.rank}"))
+        new = self.folder / f"new {self.rank}"
+        new.write_bytes(pickle.dumps(value))
+        new.rename(self.folder / f"{self.calls}.{self.rank}")  # whole from the first moment
         names = [self.folder / f"{self.calls}.{rank}" for rank in range(self.size)]
         while not all(name.exists() for name in names):
             time.sleep(0.01)
