@@ -57,8 +57,8 @@ class Job:
         }
 
     def ended(self, timeout=40):
-        """-> {rank: (exit status, output)}. After `timeout` s all ranks are ended, and the test fails with what
-        they printed."""
+        """-> {rank: (exit status, output)}. After `timeout` s all ranks are ended, and the test fails with
+        what they printed."""
         found, late, deadline = {}, [], time.monotonic() + timeout
         for rank, process in self.processes.items():
             try:

@@ -24,7 +24,7 @@ from shmemkit.emu.run import LocalComm, current_host, schedule_of
 from shmemkit.emu.schedules import Seeded
 from shmemkit.emu.stream import Stream, copy, copy_by, copy_rows, memory_operations
 from shmemkit.emu.thread import current_thread
-from shmemkit.support.agreement import shown_by
+from shmemkit.support.agreement import reported_by
 from shmemkit.support.call_site import users_call
 from shmemkit.support.hosts import Hosts, machine, this_host
 from shmemkit.support.settings import shown
@@ -73,7 +73,7 @@ class EmulatorBackend:
             if any(schedule != (False, "eager", None) for schedule in comm.allgather(schedule_of())):
                 text = "SHMEMKIT_RACES, SHMEMKIT_DELIVERY and SHMEMKIT_SEED need all ranks in one process"
                 instead = f"'shmemkit-emu -n {comm.Get_size()} script.py' instead of mpirun"
-                raise shown_by(0, RuntimeError(f"{text}: {instead}"))
+                raise reported_by(0, RuntimeError(f"{text}: {instead}"))
             self.comm, self.pe, self.processes = comm, comm.Get_rank(), Processes(comm)
             p = self.processes
             self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock, calls=p.calls)

@@ -8,7 +8,7 @@ from typing import Any
 from shmemkit.runtime.budget import check_budget, within
 from shmemkit.runtime.launch import Launch, bind
 from shmemkit.runtime.world import World
-from shmemkit.support.agreement import check_equal, raise_alike, told
+from shmemkit.support.agreement import as_message, check_equal, raise_on_all
 from shmemkit.support.settings import listed
 from shmemkit.typing import Array, DType, Shape
 
@@ -25,10 +25,10 @@ def agree(world, prepare, free):
         prepare()
     except (TypeError, ValueError, MemoryError) as e:
         error = e
-    errors = world.host_allgather(told(error))
+    errors = world.host_allgather(as_message(error))
     if any(errors):
         free()
-    raise_alike(error, errors)
+    raise_on_all(error, errors)
 
 
 def agree_on(world, who, check):
@@ -43,9 +43,9 @@ def agree_on(world, who, check):
         arguments = check()
     except (TypeError, ValueError) as e:
         error = e
-    answers = world.host_allgather((told(error), who, arguments))
+    answers = world.host_allgather((as_message(error), who, arguments))
     errors, made, given = zip(*answers, strict=True)
-    raise_alike(error, errors)
+    raise_on_all(error, errors)
     check_equal(made, "All ranks must make the same objects in the same order", "make")
     differ = [name for name in arguments if any(other[name] != arguments[name] for other in given)]
     texts = [", ".join(f"{name}={other[name]!r}" for name in differ) for other in given]

@@ -37,7 +37,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from shmemkit.support.agreement import shown_by
+from shmemkit.support.agreement import reported_by
 from shmemkit.support.settings import listed
 
 from . import cost_model
@@ -312,7 +312,7 @@ def found_by(world, op, sms=None):
             error = str(e)
     found, error = world.host_allgather((found, error))[0]
     if error is not None:
-        raise shown_by(0, ValueError(error))
+        raise reported_by(0, ValueError(error))
     return _within(found, min(1, (sms or math.inf) / world.backend.multiprocessors))
 
 

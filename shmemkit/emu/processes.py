@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from shmemkit.support import timeouts
-from shmemkit.support.agreement import of_group, ranks_text, shown_by
+from shmemkit.support.agreement import of_group, ranks_text, reported_by
 from shmemkit.support.call_site import Call
 from shmemkit.support.command_line import say
 from shmemkit.support.hosts import Hosts
@@ -133,7 +133,7 @@ class Processes:
         stays."""
         if len({machine.boot for machine in self.hosts.machines}) > 1:
             text = f"the ranks are on {self.hosts.text()}; the emulator runs on one host. Start all ranks on "
-            raise shown_by(0, RuntimeError(f"{text}the same host, or use GPUs"))
+            raise reported_by(0, RuntimeError(f"{text}the same host, or use GPUs"))
         sizes = {}
         for rank, n_bytes in enumerate(self.comm.allgather(heap)):
             sizes.setdefault(n_bytes, []).append(rank)
@@ -191,7 +191,7 @@ class Processes:
         if missing := [rank for rank, identity in enumerate(identities) if identity != identities[0]]:
             text = f"{ranks_text(missing)} cannot open {name}, which rank 0 has made: their file systems "
             do = "differ, as in different containers. Start all ranks in one, or share /dev/shm among them"
-            raise shown_by(0, RuntimeError(f"{text}{do}"))
+            raise reported_by(0, RuntimeError(f"{text}{do}"))
         return file
 
     def _reserve(self, first, n_bytes):
@@ -249,15 +249,15 @@ class Processes:
         if failed < 0:
             return
         text, *timeout = json.loads(_text(self.causes[failed]))
-        shown_by = failed
+        reported_by = failed
         if timeout:  # these are the same for all
-            call, missing, shown_by = timeout
+            call, missing, reported_by = timeout
             text = text.partition(": ")[2]
             text += f"; rank {self.rank} came too late" if self.rank in missing else ""
             error: Any = timeouts.RankTimeout(f"{text}{_go_on()}", self.rank, call, missing)
         else:
             error = EmulatorError(f"rank {failed} has failed: {text}{_go_on()}")
-        error.shown_by = shown_by
+        error.reported_by = reported_by
         raise error
 
     def idle(self):
@@ -352,7 +352,7 @@ class Processes:
         there = sorted(r for r in meeting.ranks if r not in missing)
         text = timeouts.missing_text(call, missing, there, limit) + of_group(meeting.ranks, self.n)
         error: Any = timeouts.RankTimeout(f"{text}{_go_on()}", self.rank, call, missing)
-        error.shown_by = there[0]
+        error.reported_by = there[0]
         return error
 
     def _late(self, meeting, target, call):
@@ -377,7 +377,7 @@ class Processes:
             elif states[r] == FINISHED:
                 parts.append(f"  rank {r}: its host program has ended")
         error = self.machine.deadlock_error("\n".join(p for p in parts if p))
-        error.shown_by = stuck[0]
+        error.reported_by = stuck[0]
         return error
 
     def finish(self):
@@ -397,7 +397,7 @@ def _cause(error):
     text = f"{type(error).__name__}: {error}".partition("\n")[0].partition(GO_ON)[0][:500]
     more = []
     if isinstance(error, timeouts.RankTimeout):
-        more = [error.call, error.missing, getattr(error, "shown_by", None)]
+        more = [error.call, error.missing, getattr(error, "reported_by", None)]
     return json.dumps([text.rstrip(": "), *more])
 
 

@@ -14,7 +14,7 @@ from shmemkit.compiler import type_check
 from shmemkit.emu.errors import DeadlockError, EmulatorError, RaceError
 from shmemkit.emu.run import current_host, run
 from shmemkit.emu.stand_in_modules import installed
-from shmemkit.support.tracebacks import as_message
+from shmemkit.support.tracebacks import traceback_of
 
 from . import cuda_core, cupy, mpi, numba_cuda, nvshmem_core
 from .process import Process, Surroundings, leave_all
@@ -198,4 +198,4 @@ def text_of(error):
     """The report of what a run raised; of the script's own failures, the traceback without our frames."""
     if isinstance(error, (EmulatorError, ScriptExit)):
         return str(error)
-    return as_message(error)
+    return traceback_of(error)

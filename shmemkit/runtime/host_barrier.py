@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from shmemkit.comm.choice import is_mpi
-from shmemkit.support.agreement import of_group, shown_by
+from shmemkit.support.agreement import of_group, reported_by
 from shmemkit.support.command_line import say
 from shmemkit.support.timeouts import RankTimeout, missing_text
 
@@ -133,4 +133,4 @@ class BoundedBarrier:
         if self.rank in missing:
             text += f"; rank {me} came too late"
         text += ". No further barrier of these ranks can complete. End the program"
-        return shown_by(there[0], RankTimeout(text, me, call, self._in_world(missing)))
+        return reported_by(there[0], RankTimeout(text, me, call, self._in_world(missing)))

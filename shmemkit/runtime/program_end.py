@@ -17,7 +17,7 @@ from typing import Any
 
 from shmemkit.comm.choice import is_mpi
 from shmemkit.support.command_line import say_at_last
-from shmemkit.support.tracebacks import as_message, passes_through_us, uncaught
+from shmemkit.support.tracebacks import passes_through_us, traceback_of, uncaught
 
 
 class ExitHandler:
@@ -75,10 +75,10 @@ class ExitHandler:
         if self.over:  # whoever replaced ``sys.excepthook`` still calls the one that was there
             return self._excepthook(kind, error, trace)
         rank = self.comm.Get_rank() if self.comm is not None else 0
-        if getattr(error, "shown_by", rank) != rank:
+        if getattr(error, "reported_by", rank) != rank:
             time.sleep(5.0)  # another rank shows it, and ends this one
         of = "failed at exit" if self.comm is None else f"rank {rank} of {self.comm.Get_size()} failed"
-        say_at_last(f"shmemkit: {of}\n{as_message(error)}")
+        say_at_last(f"shmemkit: {of}\n{traceback_of(error)}")
         if self.world is not None:
             with contextlib.suppress(Exception):
                 self.world.end_timeline(error)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmemkit.support.agreement import by_text, check_equal, raise_alike, ranks_text, shown_by, told
+from shmemkit.support.agreement import as_message, by_text, check_equal, raise_on_all, ranks_text, reported_by
 from shmemkit.support.arrays import as_array, is_tensor, stream_of
 from shmemkit.support.call_site import users_call
 from shmemkit.support.dtypes import OF_ML_DTYPES, REDUCIBLE, numpy_dtype
@@ -309,7 +309,7 @@ class SymmetricMemory:
         ]
         if refusals:
             said = "; ".join(f"{ranks_text(ranks)}: {text}" for ranks, text in refusals)
-            raise shown_by(0, ValueError(f"multicast_view(): there is no multicast address. {said}"))
+            raise reported_by(0, ValueError(f"multicast_view(): there is no multicast address. {said}"))
         return view
 
     # -- inside
@@ -354,12 +354,12 @@ class SymmetricMemory:
         """Every rank brings its `request`, or the `error` that it found. Raises on all ranks if one of them
         has an error, or they differ."""
         self._dropped = self._leaks()
-        mine = told(error), request, f"{users_call(call)}", frozenset(self._unused)
+        mine = as_message(error), request, f"{users_call(call)}", frozenset(self._unused)
         refusals, requests, places, unused = zip(*self._gather_all(call, mine), strict=True)
         for number in sorted(frozenset.intersection(*unused)):  # every rank has left these groups
             self._unused.remove(number)
             self.backend.free_slab(self._slabs.pop(number))
-        raise_alike(error, refusals)
+        raise_on_all(error, refusals)
         if len(set(requests)) > 1 and len(set(places)) > 1:
             requests = [f"{request} in {place}" for request, place in zip(requests, places, strict=True)]
         check_equal(requests, rule, verb)

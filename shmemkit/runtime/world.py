@@ -25,7 +25,7 @@ import numpy as np
 import shmemkit
 from shmemkit.comm import choice
 from shmemkit.support import notebook, settings, timeouts, tracebacks
-from shmemkit.support.agreement import check_equal, of_group, raise_alike, ranks_text, told
+from shmemkit.support.agreement import as_message, check_equal, of_group, raise_on_all, ranks_text
 from shmemkit.support.arrays import as_array, stream_of
 from shmemkit.support.call_site import users_call
 from shmemkit.support.command_line import say
@@ -356,13 +356,13 @@ class World(SymmetricMemory):
                 group = Group(self, number, ranks, comm, slab, (number, colors.index(color)))
             except RuntimeError as e:
                 error = e
-        refusals = self._gather_all(call, told(error))  # every rank of the group is ready
+        refusals = self._gather_all(call, as_message(error))  # every rank of the group is ready
         if group is None or any(refusals):
             self._unused.add(number)
         if group is not None and any(refusals):
             group.backend.end_group()
             group._forget()
-        raise_alike(error, refusals)
+        raise_on_all(error, refusals)
         if group is not None:
             self._groups.append(group)
         return group
@@ -412,9 +412,9 @@ class World(SymmetricMemory):
                 f"host_allgather(): value is {shown(value)}, which cannot be pickled: {e}. Give numbers, "
                 "strings, arrays, or lists and dicts of them"
             )
-        answers = self._gather_all("host_allgather", (told(error), value if error is None else None))
+        answers = self._gather_all("host_allgather", (as_message(error), value if error is None else None))
         errors, values = zip(*answers, strict=True)
-        raise_alike(error, errors)
+        raise_on_all(error, errors)
         return list(values)
 
     def print(
@@ -450,9 +450,9 @@ class World(SymmetricMemory):
                 print(*values, sep=sep, end=end, file=text)
         except Exception as e:
             error = e
-        answers = self._gather_all("print", (told(error), f"ranks={chosen}", text.getvalue()))
+        answers = self._gather_all("print", (as_message(error), f"ranks={chosen}", text.getvalue()))
         errors, given, texts = zip(*answers, strict=True)
-        raise_alike(error, errors)
+        raise_on_all(error, errors)
         check_equal(given, "All ranks must give print() the same ranks")
         if self.rank == 0:
             print(*texts, sep="", end="", file=file, flush=flush)

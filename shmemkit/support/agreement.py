@@ -33,26 +33,26 @@ def check_equal(given, rule, verb="give", kind: type[Exception] = ValueError):
     if len(set(given)) > 1:
         says = [(ranks, f"{verb}{'s' * (len(ranks) == 1)} {text}") for ranks, text in by_text(given)]
         said = ", ".join(f"{ranks_text(ranks)} {text}" for ranks, text in says)
-        raise shown_by(0, kind(f"ranks disagree: {said}. {rule}"))
+        raise reported_by(0, kind(f"ranks disagree: {said}. {rule}"))
 
 
-def raise_alike(error, answers):
+def raise_on_all(error, answers):
     """Raise on all ranks if any of them has an error: its own, else that of the first rank which has one.
 
     error    this rank's, or None
-    answers  of each rank, what ``told`` makes of its own
+    answers  of each rank, what ``as_message`` makes of its own
     """
     if error is not None:
         raise error
     for rank, answer in enumerate(answers):
         if answer is not None:
             kind, text = answer
-            raise shown_by(rank, kind(f"rank {_in_world(rank)}: {text}"))
+            raise reported_by(rank, kind(f"rank {_in_world(rank)}: {text}"))
 
 
-def told(error):
-    """What another rank needs to know of `error`, an exception or None: there, it is a RuntimeError unless it
-    is a TypeError, ValueError or MemoryError."""
+def as_message(error):
+    """Return what another rank needs to raise `error` too: None, or its kind and text. There it is a
+    RuntimeError, unless it is a TypeError, ValueError or MemoryError."""
     if error is None:
         return None
     for kind in (MemoryError, TypeError, ValueError):
@@ -77,7 +77,7 @@ def _in_world(rank):
     return rank if asked is None else asked[rank]
 
 
-def shown_by(rank, error):
-    """`error`, which all ranks raise and `rank` alone shows: see ``ending``."""
-    error.shown_by = _in_world(rank)
+def reported_by(rank, error):
+    """Return `error`, marked as one that all ranks raise and `rank` prints (``program_end.py``)."""
+    error.reported_by = _in_world(rank)
     return error

@@ -39,10 +39,10 @@ def _show(running, kind, error, trace, tb_offset=None):
         current_world,
     )  # not above: mpi_launch.sh reads options where greenlet is missing
 
-    world, shown_by = current_world(), getattr(error, "shown_by", None)
-    if world is not None and shown_by not in (None, world.rank):  # all ranks have it, and that one says all
+    world, reported_by = current_world(), getattr(error, "reported_by", None)
+    if world is not None and reported_by not in (None, world.rank):  # all ranks raise it, one shows it whole
         text = f"{kind.__name__}: {error}".partition("\n")[0]
-        error._render_traceback_ = lambda: [f"{text} (rank {shown_by} shows more)"]
+        error._render_traceback_ = lambda: [f"{text} (rank {reported_by} shows more)"]
     if not is_shown_whole():
         _hide(error, set())
     running.showtraceback((kind, error, trace), tb_offset=tb_offset)

@@ -27,7 +27,7 @@ def is_shown_whole():
         return True
 
 
-def as_message(error):
+def traceback_of(error):
     """The traceback of `error`, without our frames, unless it has no others: a command of ours has failed."""
     shown = traceback.TracebackException.from_exception(error)
     if getattr(error, "tells_its_cause", False):  # as an error of the emulator does
@@ -67,7 +67,7 @@ def hide_our_frames():
 
 def show(kind, error, trace):
     """A ``sys.excepthook``."""
-    say_at_last(as_message(error))
+    say_at_last(traceback_of(error))
 
 
 def uncaught():

@@ -530,7 +530,7 @@ def test_a_broken_file_is_an_error_on_every_rank(table, made):
         world = sk.init()
         with pytest.raises(ValueError, match="tuning.json is not a tuning table") as caught:
             sk.AllGather(world, 8)
-        return caught.value.shown_by
+        return caught.value.reported_by
 
     assert sk.emu.run(main, 3) == [0, 0, 0]
 

@@ -27,7 +27,7 @@ def shown(f):
         f()
     trace = caught.value.__traceback__
     caught.value.__traceback__ = trace and trace.tb_next  # without this file
-    return tracebacks.as_message(caught.value)
+    return tracebacks.traceback_of(caught.value)
 
 
 def test_frames_of_ours_are_left_out_between_the_users():
@@ -70,7 +70,7 @@ def test_a_kernels_line_stays():
 
     with pytest.raises(Exception) as caught:
         sk.emu.run(main, 1)
-    text = tracebacks.as_message(caught.value)
+    text = tracebacks.traceback_of(caught.value)
     assert "raises" in text and "KINDS[int(x[0])]" in text and OURS not in text, text
 
 
