@@ -506,7 +506,7 @@ def gemm_body(
                                  tells others (after `bulk_wait_group`)
     a_at(m, map_a, extra)        -> (tensor map, row): where the loader finds row m of A, and the rest of the
                                  tile; a tensor map other than map_a `before_loads` has acquired
-    before_slab(m, slab, extra)  as before_loads, before each slab, `slab` * 64 of K, of that tile exchange
+    before_slab(m, slab, extra)  as before_loads, before each slab, `slab` * 64 of K, of that tile
     exchange                     an Exchange; one that uses the ring has K not split
     copies                       tensor maps that follow each other in map_out: each is given the result
     blocks(extra)                -> (the number of this block, how many there are), int64, of those that call

@@ -27,7 +27,7 @@ Signals   arrived[k], on every rank: 1 when segment k of this call is here, else
   stream:       1. as above; before its barrier arrives at rank k, it sets arrived[k] here to 0
   side stream:  2. the copies; after each, a write of 1 (release, sys): pushed, to arrived[me] there; pulled,
                    to arrived[k] here
-  consumer:        waits until arrived[k] >= 1                              acquire, sys: sees the copy
+  consumer:        waits until arrived[k] >= 1 (acquire, sys): it sees the copy
   finish:       3. stream: after the copies of the side stream
                    pushed: a kernel waits for all arrived, unless the consumer has done that
                    pulled: barrier: all ranks have read

@@ -451,15 +451,21 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
         """As of ``gemm_kernel``, without a bias and with K not split, but
 
         map_out       tensor maps, one after another, of this rank's `rows` rows of out; for all-reduce, of
-        each rank's m             rows of all tiles rows          of A, for each rank; in tile_rows rows of
-        tiles, part_tiles tiles me            this rank, of n_ranks, from 0 staged        uint8 (2 * (n_ranks
-        - 1) * room,), symmetric; `copied`: half as large room          bytes of a rank's slot in it
-        staged_full   uint64 (n_ranks * signals,), symmetric, zeros at first; gathered likewise signals
-        elements of a rank's slot in these offsets       as of `peer_at`, by ranks of the World outbox
-        `copied`: uint8 ((n_ranks - 1) * room,) written       `copied`: uint64 ((n_ranks - 1) * signals,),
-        zeros at first staged_empty  `copied`: uint64 (n_ranks,), symmetric, ones at first chunk
-        `copied`: tiles of a chunk schedule      int32 (n_ranks * part_tiles,): see ``tile_order.py`` epochs
-        int64 (1,), zero at first; done: int32 (1,)
+                      each rank's
+        m             rows of all tiles: of tile_rows tiles for each rank
+        rows          of A, for each rank; they have part_tiles tiles, in tile_rows rows
+        me            this rank, of n_ranks, from 0
+        staged        uint8 (2 * (n_ranks - 1) * room,), symmetric; `copied`: half as large
+        room          bytes of a rank's slot in it
+        staged_full   uint64 (n_ranks * signals,), symmetric, zeros at first; gathered likewise
+        signals       elements of a rank's slot in these
+        offsets       as of `peer_at`, by ranks of the World
+        outbox        `copied`: uint8 ((n_ranks - 1) * room,)
+        written       `copied`: uint64 ((n_ranks - 1) * signals,), zeros at first
+        staged_empty  `copied`: uint64 (n_ranks,), symmetric, ones at first
+        chunk         `copied`: tiles of a chunk
+        schedule      int32 (n_ranks * part_tiles,): see ``tile_order.py``
+        epochs        int64 (1,), zero at first; done: int32 (1,)
         """
         posts = cuda.shared.array(2, types.uint64)
         if cuda.threadIdx.x == 0:
