@@ -99,7 +99,7 @@ class EmulatorBackend:
 
     # -- groups
     def new_slab(self, n_bytes):
-        """-> a part of my memory from which groups of my ranks allocate. Collective."""
+        """Return a part of the symmetric memory, from which groups of these ranks allocate. Collective."""
         n_bytes += book_size(self.members.n) + ALIGNMENT
         return self.heap.new_slab(n_bytes, self.slab or self.heap.whole, slab_is_full)
 
@@ -108,11 +108,11 @@ class EmulatorBackend:
         self.heap.free_slab(slab, self.slab or self.heap.whole)
 
     def group(self, ranks, comm, slab, key):
-        """-> the backend of a group of my `ranks`, in order, which allocates from `slab`. This rank is one of
-        them. All have called it before any of them uses it.
+        """-> the backend of a group of `ranks` of these, in order, which allocates from `slab`. This rank is
+        one of them. All have called it before any of them uses it.
 
         comm  the communicator of these
-        key   what no other group of mine has, alike on all members
+        key   what no other group of this backend has, alike on all members
         """
         group, pes = copy_of(self), [self.members.pes[rank] for rank in ranks]
         group.comm, group.slab, book = comm, slab, self.heap.allocate(book_size(len(pes)), slab)
@@ -147,7 +147,7 @@ class EmulatorBackend:
         return "the emulator's network"
 
     def mapped(self):
-        """Whether the memory of each rank is mapped here: of my node's."""
+        """Whether the memory of each rank is mapped here: that of the same node is."""
         size = self.machine.local_size
         return [pe // size == self.pe // size for pe in self.members.pes]
 
@@ -218,7 +218,7 @@ class EmulatorBackend:
         return there
 
     def multicast_view(self, array, ranks):
-        """`array`, symmetric, on all ranks of my node, which are `ranks`. ValueError on GPUs older than
+        """`array`, symmetric, on all ranks of this node, which are `ranks`. ValueError on GPUs older than
         Hopper."""
         multicast.check_capability(self.compute_capability)
         return Multicast(array)

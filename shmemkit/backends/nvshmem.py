@@ -144,7 +144,7 @@ class NvshmemBackend:
         self._modules.clear()
 
     def _new_team(self, ranks):
-        """-> NVSHMEM's team of these ranks of mine, which are consecutive and call it alike; NO_TEAM where
+        """-> NVSHMEM's team of these `ranks`, which are consecutive and call it alike; NO_TEAM where
         ranks share a GPU: there NVSHMEM has no teams, and ends the program that asks for one
 
         Not by nvshmem4py's own function: its list of teams outlives NVSHMEM, and a later World gets the
@@ -243,7 +243,7 @@ class NvshmemBackend:
         self._bounded_barrier = bind(self._arrivals.view("uint64"), epoch, self.n_ranks, self.stream)
 
     def locate(self, address, find):
-        """-> (rank, what is there) of an `address` in symmetric memory, mine or a peer's, or (None, None).
+        """-> (rank, what is there) of an `address` in this rank's or a peer's symmetric memory; or two None.
 
         ``find(the same address in this rank's memory)`` says what is there, or None.
         """
@@ -415,7 +415,7 @@ class NvshmemBackend:
 
     def multicast_view(self, array, ranks):
         """`array`, symmetric or a view of a symmetric array, at its multicast address for `ranks`, those of
-        my node. ValueError where there is none."""
+        this node. ValueError where there is none."""
         memory = array.data.mem
         members, team = ranks, None
         if self.slab is not None:
@@ -515,8 +515,8 @@ class NvshmemBackend:
         return unreached
 
     def copy(self, dst, src):
-        """-> ``enqueue(handle)``: copy `src` to `dst`, contiguous arrays of as many bytes, mine or a peer's
-        (``peer_view``). The caller keeps them alive.
+        """-> ``enqueue(handle)``: copy `src` to `dst`, contiguous arrays of as many bytes, this rank's or a
+        peer's (``peer_view``). The caller keeps them alive.
 
         A stream's operations that follow find the copy done, and its writes (``memory_operations``) publish
         it.
@@ -565,7 +565,8 @@ class NvshmemBackend:
 
         operations  ("write", word, value): store `value`; releases, to all ranks, what came before on the
                     stream. ("wait", word, value): go on once it is at least `value`; acquires.
-                    A word is an array of one uint64, mine or a peer's. The caller keeps them alive
+                    A word is an array of one uint64, this rank's or a peer's. The caller keeps them
+                    alive
 
         They wait without limit: SHMEMKIT_TIMEOUT is for kernels.
         """

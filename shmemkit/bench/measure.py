@@ -1,9 +1,9 @@
 """How contenders are measured: each is set up, called once, checked and captured; then they are timed, and
 checked again on other data.
 
-``measure_all`` times them in rounds (``shmemkit.Timer``). Products are measured so: power limits the GPU's
-clock, and who comes first would have a faster one. ``measure`` is for one by itself, calls in a row: for what
-takes microseconds, and without the memory that the others take.
+``measure_all`` times them in interleaved rounds (``shmemkit.Timer``): as the GPU reaches its power limit its
+clock drops, so a contender measured first would look faster. ``measure`` times one by itself, calls in a row:
+for what takes microseconds, and without the memory that the others take.
 
 All ranks go through the contenders in one order. What one rank cannot do (``agreed``), none does: that
 contender is stopped, and its note says why; the others go on. Nothing is under way while one is set up, since

@@ -1,11 +1,10 @@
 """Collectives in one line, on the current World or a group of it.
 
-Each function makes its object (``AllGather``, ``AllReduce`` and so on, with method "auto") when it first
-needs it, and keeps it until the World (or the `group`) ends: one for each op or root, each `sms`, and each
-size, rounded up to a power of two of at least 64 KB. To make one is collective, and allocates symmetric
-memory, several times that size. So the first call of each must be made on all ranks, and before a capture
-(RuntimeError in it). To choose the method, or to get the memory back, make the object yourself:
-``sk.ReduceScatter(world, max_nbytes, method="ring")``.
+Each function caches its objects (``AllGather``, ``AllReduce`` and so on, with method "auto") until the World
+(or the `group`) ends: one object per op or root, per `sms`, and per size class (powers of two from 64 KB). To
+make one is collective, and allocates symmetric memory, several times that size. So the first call of each
+must be made on all ranks, and before a capture (RuntimeError in it). To choose the method, or to get the
+memory back, make the object yourself: ``sk.ReduceScatter(world, max_nbytes, method="ring")``.
 
 x, `out` and `stream` are those of the object's call, and so are the result, its memory ordering and the
 errors; `sms` is the object's. `out`, `stream`, `sms` and `group` (a Group; default: the World) are given by

@@ -18,7 +18,7 @@ def agree(world, prepare, free):
 
     When it raises TypeError, ValueError or MemoryError on any rank, all ranks call ``free()`` and raise
     their own error, or else the error of the first rank that has one. They agree on that when prepare has
-    ended: so in it no collective call may follow what one rank alone refuses.
+    ended: prepare makes all its collective calls before the first check that can fail on one rank only.
     """
     error = None
     try:

@@ -304,7 +304,7 @@ class Link:
 
     def __init__(self, rank, size, peers):
         self.rank, self.size, self.peers = rank, size, peers
-        self.answers: dict[Any, Any] = {}  # of the hub, to my calls
+        self.answers: dict[Any, Any] = {}  # of the hub, to calls of this rank
         self.news = threading.Condition()
         self.lock = threading.RLock()  # of what follows, and of sending
         self.rounds: dict[Any, dict[int, bytes]] = {}  # of the hub: who has come to each call
@@ -327,7 +327,7 @@ class Link:
             raise RuntimeError(f"rank 0 has ended, and with it the connections of rank {self.rank}")
         try:
             self._to_hub(*message[:1], key, *message[1:])
-        except OSError:  # rank 0 has died: my thread sees it, too, and ends this process
+        except OSError:  # rank 0 has died: the thread that receives sees it, too, and ends this process
             time.sleep(2.0)
             raise
 

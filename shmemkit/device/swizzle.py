@@ -7,8 +7,8 @@ function here maps a position in the order, from 0, to a tile (or a tile row), a
   row_major        row after row
   grouped          `group` rows at a time, column after column: a square of tiles instead of a stripe
   rotated          rows from a given one on, around
-  rank_rotated     rows from my rank's own on: a GEMM behind an all-gather finds those there at once
-  reduce_scatter   rows from the next rank's on, my own last: in front of a reduce-scatter all ranks send to
+  rank_rotated     rows from the rank's own on: a GEMM behind an all-gather finds those there at once
+  reduce_scatter   rows from the next rank's on, the own last: in front of a reduce-scatter all ranks send to
                    different ones, and nothing is left to send at the end
 
 The last three are of rows, for the result of the first two:

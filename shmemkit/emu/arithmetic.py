@@ -1,4 +1,5 @@
-"""Kernels compute as Numba compiles them, where Python does not: by another code for the same source.
+"""Kernels compute with Numba's arithmetic. A function whose result might differ in Python is rewritten and
+compiled again.
 
 - A float of the program is a float64, which with a float32 gives a float64. (For NumPy, a Python float gives
   way.)
@@ -7,8 +8,7 @@
   the same low bits, and are faster.
 - ``/`` gives a float64, inf or NaN after a division by zero. ``//`` and ``%`` of integers by zero give 0.
 
-Only functions that do such things are compiled anew. Without their source (``exec``) they stay as they are,
-but for their floats.
+Other functions, and those without source (``exec``), keep their code, but for their floats.
 """
 
 import __future__

@@ -34,14 +34,14 @@ class CheckedThread(Thread):
         self.unfenced = {}  # (scope, PE, block, scope of the load) -> what relaxed loads have seen since
         self.missed = []  # what was seen but not learnt, for reports
         self.heard = None  # the clock that was learnt last
-        self.known_write = self.known_read = None  # Moments that come before what I do now
-        self.proxy = self.clock  # what my asynchronous copies know: I, at my last fence of proxies
+        self.known_write = self.known_read = None  # Moments before its next access
+        self.proxy = self.clock  # what its asynchronous copies know: its clock at its last fence of proxies
         self.reads_again, self.looks_at, self.was = 0, LOOK, None  # see look_for_spin
         self.noted = []  # (time, site, what, target PE) of the last releases, for reports
 
     # -- clocks
     def now(self):
-        """-> the Moment of what I do until my next release or barrier"""
+        """Return the Moment of the thread's accesses until its next release or barrier."""
         block = self.block
         launch, time, events = block.launch, block.phase << 32 | self.releases, block.machine.races.events
         if block.machine.timeline is not None:
@@ -52,7 +52,7 @@ class CheckedThread(Thread):
         return self.moment
 
     def released(self):
-        """-> a clock for others: all that I did and know. What I do next is later."""
+        """Return a clock for others, of all that the thread did and knows. Its next accesses are later."""
         clock = dict(self.clock)
         clock[self.key] = self.block.phase << 32 | self.releases
         self.releases += 1
@@ -72,7 +72,7 @@ class CheckedThread(Thread):
             self.block.signals.append(Signal(self.key, self.thread_id, time, site, word, value))
 
     def note_wait(self, word, write, clock=None):
-        """I have seen `write` in the word at address `word`, and learnt `clock` from it, if any."""
+        """The thread has seen `write` in the word at address `word`, and learnt `clock` from it, if any."""
         races, moment = self.block.machine.races, write.moment
         by = (None, None, None) if moment is None else (moment.block, moment.thread, moment.time)
         if clock is None:
@@ -83,15 +83,15 @@ class CheckedThread(Thread):
         wait = Wait(races.events, *mine, clock, *by, word, value, self.block.phase)
         self.block.waits.append(wait)
         races.waits[self.pe].append(wait)
-        self.moment = None  # what I do next comes after it
+        self.moment = None  # the next accesses come after it
 
     def learn(self, clock):
-        """I know what `clock` does."""
+        """From now on the thread knows what `clock` does."""
         if clock is not self.heard:
             self.clock, self.heard = self.block.clock_of_both(self.clock, clock), clock
 
     def adopt(self, clock):
-        """I have met others: this is what all of us know."""
+        """After a barrier: `clock` is what all its threads know."""
         self.clock, self.moment, self.heard = clock, None, None
 
     def let_go(self):
@@ -112,8 +112,8 @@ class CheckedThread(Thread):
 
     # -- ordinary loads
     def look_for_spin(self):
-        """I have read ordinary memory again and again since my last release or barrier. If I am where I was,
-        with the same variables and the same memory, I spin on it for ever: nobody else runs meanwhile."""
+        """The thread has read ordinary memory many times since its last release or barrier. If it stands
+        where it stood, with the same variables and memory, it spins for ever: nobody else runs meanwhile."""
         moment, states = self.was or (None, None)
         if moment is not self.moment:
             self.was, self.reads_again, self.looks_at = (self.moment, {}), 0, LOOK
@@ -225,7 +225,7 @@ class CheckedThread(Thread):
         moment = self.moment or self.now()
         races.acquire(self, key, scope, ordered=False)
         if not changed:
-            pass  # nobody who reads the word can know that I was here
+            pass  # nobody who reads the word can know of this access
         elif semantic == "release":
             self.note_release(kernel_site(), "release", None, key, plain[index])
             races.released(self, moment, history, scope, keep=True)

@@ -1,5 +1,5 @@
-"""Emulated clusters (``device.cuda.clusters``): which blocks are in one, and where something of mine is
-in the shared memory of another."""
+"""Emulated clusters (``device.cuda.clusters``): which blocks are in one, and where an array in a
+block's shared memory lies in that of another."""
 
 from .device_arrays import address
 from .errors import EmulatorError

@@ -25,10 +25,10 @@ class Calls:
         self._table, self._me, self._number = table, me, 0
         self._ranks = range(len(table)) if ranks is None else ranks
         self._of = "" if ranks is None else f" of the group of {ranks_text(sorted(ranks))}"
-        self.last = ""  # my last call, without the place in memory
+        self.last = ""  # the last call, without the place in memory
 
     def enter(self, text, site=""):
-        """My next call is `text`, from `site`, "file:line". ValueError if that of another rank is not."""
+        """Enter the rank's next call, `text` at `site`, "file:line". ValueError if another rank's differs."""
         self._number, self.last = self._number + 1, text.partition(" in ")[0]
         slot = self._number % SLOTS
         mine = self._table[self._me : self._me + 1, slot]

@@ -106,8 +106,7 @@ class Collectives:
         self._pull(thread, pes, f"fcollect of {_described(src)}", dst, src, pull)
 
     def alltoall(self, thread, pes, dst, src):
-        """dst[i] = the part of member i's src that is meant for me; src and dst hold one equal part per
-        member."""
+        """dst[i] = this rank's part of member i's src. src and dst hold one equal part per member."""
         target, n, me = flat(dst, "alltoall", "dst"), src.size // len(pes), pes.index(thread.pe)
         _check_size("alltoall", "dst", dst, n * len(pes))
 
@@ -124,8 +123,8 @@ class Collectives:
         self._reduce("reduce", thread, pes, dst, src, slice(0, src.size), op)
 
     def reducescatter(self, thread, pes, dst, src, op="sum"):
-        """dst = my part of the elementwise reduction of all members' src; src holds one equal part per
-        member."""
+        """dst = this rank's part of the elementwise reduction of all members' src, which holds one equal part
+        per member."""
         n, me = dst.size, pes.index(thread.pe)
         _check_size("reducescatter", "src", src, n * len(pes))
         self._reduce("reducescatter", thread, pes, dst, src, slice(me * n, (me + 1) * n), op)

@@ -181,7 +181,7 @@ def _match_any(values):
 
 
 def _shuffle(source):
-    """Take the value of lane ``source(me, argument)``; my own where that lane takes no part."""
+    """Take the value of lane ``source(lane, argument)``; the own one where that lane takes no part."""
 
     def shuffle(self, mask, value, argument):
         values, thread = _exchange(mask, value, dict), current().thread

@@ -25,8 +25,8 @@ class Mbarrier:
             self.key = next(maker.block.mbarrier_keys)
 
     def reading(self, thread, what):
-        """Where races are looked for: -> the Moment at which `what`, of which I am told, and which `thread`
-        asks for, has read its source: the end of this phase."""
+        """Return the Moment at which `what`, which `thread` asks for and which arrives here, has read its
+        source: the end of this phase. None where races are not looked for."""
         if self.made is None:
             return None
         if self.loading is None or self.loading.of.thread is not thread:
@@ -62,7 +62,7 @@ def fence_init(thread):
 
 
 def arrive(thread, barriers, i, block=None, n_bytes=0):
-    """An arrival at barriers[i] of my block, or of block number `block` of my cluster."""
+    """`thread` arrives at barriers[i] of its block, or of block number `block` of its cluster."""
     owner, key = thread.block, _key(barriers, i)
     if block is not None and int(block) != owner.in_cluster:
         owner, key = there(owner, key, int(block))

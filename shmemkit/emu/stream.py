@@ -82,7 +82,7 @@ class Stream:
         self.advance()
 
     def _follow_blocking(self):
-        """Come after what is on the default stream, or, if I am that, on all that are not non-blocking."""
+        """Come after what is on the default stream. That one comes after all that are not non-blocking."""
         default = self.machine.defaults.get(self.pe)
         if self is not default:
             if self.blocking and default is not None:

@@ -38,8 +38,8 @@ class Thread:
         self.worker, self.dead = None, False  # the greenlet that runs it, while it has begun and not ended
         self.why = None  # () -> what it waits for, while it waits
         self.looks = None  # address -> value seen there by a poll
-        self.polls = -1, {}  # with a choice: my block's effects; (address, my state) -> writes there so far
-        self.at_turn = False  # I am about to do what others may see, but they may go first
+        self.polls = -1, {}  # with a choice: its block's effects; (address, its state) -> writes there so far
+        self.at_turn = False  # whether it lets others go first, before an access that they can observe
 
     def run(self):
         block, launch = self.block, self.block.launch
@@ -60,11 +60,11 @@ class Thread:
         else:
             self.worker.switch()
 
-    # where I am, if I wait
+    # where it stands, while it waits
     gr_frame = property(lambda self: self.worker and self.worker.gr_frame)
 
     def let_go(self):
-        """I was ended: I keep nothing."""
+        """The run has ended the thread: drop what it keeps alive."""
         self.worker = self.why = self.looks = None
 
     # -- who and where
@@ -75,11 +75,11 @@ class Thread:
     lane = property(lambda self: self.thread_id % 32)
 
     def warp_size(self):
-        """Threads of my warp: 32, or fewer in the last one."""
+        """Return the threads of its warp: 32, or fewer in the last one."""
         return min(32, self.block.n_threads - self.thread_id // 32 * 32)
 
     def peer(self, array, rank):
-        """Symmetric `array` on `rank` of my node, for loads and stores."""
+        """Return symmetric `array` on `rank`, which must be of this node, for loads and stores."""
         machine, pe = self.block.machine, self.members.pe(rank)
         there = machine.peer(self.block, array, pe)
         size = machine.local_size
@@ -92,8 +92,8 @@ class Thread:
 
     # -- memory that others wait on
     def turn(self, kind=None, key=None):
-        """I am about to do what others may see: they may go first. `kind` of access to the word at address
-        `key`, if that is known yet."""
+        """A scheduling point before an access that other threads can observe. `kind` is that of the access to
+        the word at address `key`, if that is known yet."""
         scheduler = self.block.scheduler
         if scheduler.choice is not None:
             scheduler.turn(self)
@@ -161,14 +161,15 @@ class Thread:
         return np.array(line)
 
     def acquired(self, key):
-        """I have waited for the word at address `key`; a thread that is checked for races learns from it."""
+        """The thread has waited for the word at address `key`. One that is checked learns from it."""
 
     def came(self):
-        """-> when I came to others, and what I did and knew; None and None if races are not looked for"""
+        """Return when the thread reaches others, and the clock of what it did and knew: two None if races are
+        not looked for."""
         return None, None
 
     def learn(self, clock):
-        """I know what another thread did and knew."""
+        """From now on the thread knows what another one did and knew, its `clock`."""
 
     def copy(self, dst, src, first, last):
         """Copy elements `first` to `last` of contiguous arrays: ordinary loads and stores."""
@@ -182,19 +183,19 @@ class Thread:
         _set(dst, part, _get(src, part))
 
     def bytes_of(self, what, array, first, last):
-        """Bytes `first` to `last` of a contiguous array, as uint8, which I read or write."""
+        """Bytes `first` to `last` of a contiguous array, as uint8, for a read or a write."""
         if what == "write" and isinstance(array, SharedArray):
             array.reshape(-1).view(np.uint8).stored(slice(first, last))
         return np.asarray(array).reshape(-1).view(np.uint8)[first:last]
 
     def touch(self, what, array, limit=None):
-        """I read or write at most `limit` elements of `array`; of interest to a thread that is checked."""
+        """Note an access to at most `limit` elements of `array`. Only a thread that is checked keeps it."""
 
     def written_since(self, array, came):
         """A thread of another PE may have written `array` since it `came`; likewise."""
 
     def touch_bytes(self, what, array, firsts, n_bytes):
-        """I read or write `n_bytes` bytes from each of `firsts` on; likewise."""
+        """Note an access to `n_bytes` bytes from each of `firsts` on; likewise."""
 
     def spin_load(self, array, index, scope="sys"):
         """Read ``array[index]``, perhaps in a loop: when the same value is read again, the others run
@@ -242,9 +243,9 @@ class Thread:
         return True
 
     def _awaited(self, here):
-        """With a choice. The addresses that I have looked at since I was here before, with the same
-        variables, if my block has done nothing since then that others may see: until one of them is written,
-        it will be the same again and again. None if I was not, or one of them has been written."""
+        """With a choice: return the addresses that the thread has read since it last stood here with the same
+        variables, if its block has done nothing since then that others can observe. Until one of them is
+        written, the loop repeats itself. None if the thread was not here, or one of them has been written."""
         scheduler, (effects, polls) = self.block.scheduler, self.polls
         if effects != self.block.effects:
             polls = {}
@@ -272,7 +273,7 @@ class Thread:
             getattr(self.block.machine.timeline, what)(self, name)
 
     def sleep(self):
-        """The others go first, for once: perhaps I look at something in a loop, with ordinary loads."""
+        """The others go first, once: this thread may poll something in a loop, with ordinary loads."""
         self.at_turn = True
         self.block.scheduler.spin(self, lambda: "its turn after nanosleep")
         self.at_turn = False
@@ -345,8 +346,8 @@ class Thread:
         """Memory is sequentially consistent here."""
 
     def fence_proxy(self):
-        """My asynchronous copies that follow see in global memory what I see; of interest to a thread that is
-        checked."""
+        """The thread's later asynchronous copies see in global memory what it sees. Only a thread that is
+        checked keeps that."""
 
     # -- messages
     def put(self, dst, src, rank, nbi=False, signal=None, value=0, op="set", word=False):
@@ -404,8 +405,8 @@ class Thread:
         return self.rendezvous(scope, None, lambda values: function() if function else None)
 
     def rendezvous(self, scope, value, function, mask=0xFFFFFFFF, what=None):
-        """The threads of my block, or the lanes `mask` of my warp, meet in `what`, each with a `value`. ->
-        what ``function(values by thread_id)`` returns in the last to arrive."""
+        """A barrier, `what`, of the threads of its block, or of the lanes `mask` of its warp, each with a
+        `value`. Return what ``function(values by thread_id)`` returns in the last to arrive."""
         return self.block.meeting(self, scope, mask, what).join(self, value, function)
 
     def grid_barrier(self):
@@ -463,8 +464,8 @@ def address_of(array, index):
 
 
 def group_thread(scope, name, *arguments, meets=True) -> Any:
-    """As `current_thread`, for a call that all threads of my block, warp or warpgroup (`scope`) make, with
-    the same `arguments`. `meets`: whether there is a barrier inside."""
+    """As `current_thread`, for a call that all threads of a block, warp or warpgroup (`scope`) make, with the
+    same `arguments`. `meets`: whether there is a barrier inside."""
     try:
         thread = current().thread
     except AttributeError:

@@ -28,7 +28,7 @@ class Worker(greenlet):
             self.parent.switch()
 
     def _run_threads(self):
-        """Run my thread, then those of its block that are next and that nobody has begun."""
+        """Run its thread, then those of the block that are next and that nobody has begun."""
         thread = self.thread
         block, scheduler = thread.block, thread.block.scheduler
         ready, alone = scheduler.ready, scheduler.choice is not None

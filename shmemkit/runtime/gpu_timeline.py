@@ -132,7 +132,7 @@ class GpuRecorder:
         self._before, modules.recorder = (*before, modules.recorder), self
 
     def _offset(self):
-        """-> (my clock less rank 0's, by how much that may be wrong); every rank has a turn with rank 0."""
+        """-> (this rank's clock less rank 0's, by how much that may be wrong). Collective."""
         world = self.world
         signals = world.signals(world.n_ranks, name="timeline.ping_pong")
         times = world.xp.zeros(2 * ROUNDS, "uint64")

@@ -20,10 +20,11 @@ HOST, GPU = (1, 3), (2, 13)  # DLPack's types of devices: of the host, also pinn
 
 
 def keyed(who, arrays, module, optional=()) -> tuple[tuple, dict[str, Any]]:
-    """-> (key, arrays): what tells `arrays`, {name: array}, apart as far as a bound launch is concerned; and
-    they, converted but for tensors on a GPU, which say it themselves and cost less so.
+    """Return (key, arrays) of `arrays`, {name: array}. The key holds what a bound launch depends on: address,
+    shape, strides, dtype. The arrays are converted, unless each says that itself. Tensors on a GPU do: they
+    stay tensors, which takes less time.
 
-    optional  what the names of arrays begin with that may be None
+    optional  names of arrays that may be None begin with one of these
     """
     ndarray = module.ndarray
     key = tuple(_key_of(x, ndarray) for x in arrays.values())

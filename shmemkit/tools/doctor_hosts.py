@@ -149,7 +149,7 @@ def _compared(found, write):
 
 @cuda.jit
 def _send(values, signals, mine, n_ranks, me):
-    """Put my value, with a signal, to all ranks."""
+    """Put this rank's value, with a signal, to all ranks."""
     for peer in range(n_ranks):
         put_signal(values[me:], mine, signals[me:], 1, SET, peer)
 

@@ -117,7 +117,7 @@ class CopyEngine(Copying):
         self.staged = self.empty(-(-self.max_nbytes // self.n_ranks), "uint8", "all_gather.copy.staged")
 
     def signals(self, parts, name):
-        """-> uint64, symmetric: so many of each segment; mine are 1."""
+        """-> uint64, symmetric: so many of each segment; those of the own one are 1."""
         signals = self.zeros(self.n_ranks * parts, "uint64", name)
         with self.world.stream:
             signals[self.me * parts : (self.me + 1) * parts] = 1

@@ -91,7 +91,7 @@ def push_gather_2d(
     theirs, mine = span(scratch[buffer, k, b], 0, length), span(x, begin, length)
     if me < home or me >= home + local_size:
         wait_for(outbox_empty[b:], epoch - 1)
-        copy_block(theirs, mine)  # k is me
+        copy_block(theirs, mine)  # k is this rank
         put(theirs, theirs, full[buffer, me, b:], epoch, by)
     else:
         source = mine

@@ -7,7 +7,7 @@ from shmemkit.compiler.ptx import gpu_function
 
 @gpu_function
 def block_thread():
-    """My number in the block: x runs fastest."""
+    """The thread's number in its block: x runs fastest."""
     return cuda.threadIdx.x + cuda.blockDim.x * (cuda.threadIdx.y + cuda.blockDim.y * cuda.threadIdx.z)
 
 
@@ -19,13 +19,13 @@ def block_threads():
 
 @gpu_function
 def warp_thread():
-    """My number in the warp."""
+    """The thread's number in its warp."""
     return block_thread() & 31
 
 
 @gpu_function
 def warp_threads():
-    """Threads of my warp: 32, or fewer in the last one of a block."""
+    """Threads of the warp: 32, or fewer in the last one of a block."""
     return min(32, block_threads() - (block_thread() & ~31))
 
 

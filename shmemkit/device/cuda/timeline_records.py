@@ -66,7 +66,7 @@ def _tag(kind, name):
 
 @gpu_function
 def _places(n):
-    """The address of the next `n` records of my multiprocessor; 0 if there is no room."""
+    """The address of the next `n` records of this multiprocessor; 0 if there is no room."""
     capacity, sm = _word(1), types.uint64(_sm())
     if capacity == 0 or sm >= _word(3):
         return types.uint64(0)
@@ -79,7 +79,7 @@ def _places(n):
 
 @gpu_function
 def _elected():
-    """Whether I am the first of the threads of my warp that are here."""
+    """Whether this is the first of the threads of its warp that are here."""
     return (_active() & _lower_lanes()) == 0
 
 

@@ -369,7 +369,7 @@ def _(state):
         cuda.syncthreads()
         if block_thread() == 0:
             arrived, passed = element_address(state, 0), element_address(state, 1)
-            # Read before I arrive: without me it cannot change.
+            # Read before this block arrives: without it, the word cannot change.
             before = look(passed)
             last = cuda.gridDim.x * cuda.gridDim.y * cuda.gridDim.z - 1
             if arrive(arrived, 1) == dtype(last):

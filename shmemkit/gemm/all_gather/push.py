@@ -381,7 +381,7 @@ class Push(Method):
         return run
 
     def _launch(self, problem, first, last, keep, x, b, out):
-        """A product, which sends the rows if it is the `first`; with `keep` staged gets mine, too."""
+        """A product, which sends the rows if it is the `first`; with `keep` staged gets its own, too."""
         world, (rows, k), n = self.world, x.shape, b.shape[1]
         me, n_ranks = world.rank, world.n_ranks
         plan = plan_of(rows, k, n, n_ranks, self.multiprocessors, self.options)

@@ -150,7 +150,7 @@ def ag_gemm_kernel(tile, kinds, by_columns=False):
         map_x     the tensor map of the own rows; its box is that of map_a
         arrived   uint64 (n_ranks * signals,). By rows: that at k is 1 when rank k's rows of A are there,
                   k * rows to (k + 1) * rows - 1. By columns: that at k * signals + i, when part i of their
-                  columns is. Mine always are
+                  columns is. The own ones always are
         signals   of a rank: by rows 1
         rows      of a rank: m / n_ranks
         me        this rank, of n_ranks

@@ -147,7 +147,7 @@ def adding_kernel(dtype, part_dtype):
 
     @cuda.jit
     def add_partials(out, outbox, inbox, inbox_full, epochs, done, room, chunk, node, n_nodes):
-        """out = the sum of all nodes' partial results for me.
+        """out = the sum of all nodes' partial results for this rank.
 
         out     uint64, 1-D: an even number of words
         chunk   words of it that a block adds up, an even number
