@@ -6,6 +6,8 @@
                                                          as have each value once, slow with as few more as
                                                          have each pair of values once, and full with all
                                                          others; of slow values, slow with each value once
+    @pytest.mark.every(3)                                of the cases that would be fast, each third is; the
+                                                         others are slow
     *in_turn(ways, cases)                                each way, a tuple, with each of the cases, tuples; it
                                                          is fast with one of them
     @examples(40)                                        of hypothesis; a quarter of them in the fast set
@@ -13,10 +15,14 @@
 
 Slow tests run with ``--slow``, with ``-m slow`` (or any other -m that names slow), and when the command line
 names them as ``file::test``. So do full ones, with ``--full``, which implies ``--slow``, and ``-m full``.
+``--sample`` runs a few slow tests alone: of each function that has no fast case, the first slow one. They are
+those that guard what no fast test does. ``--part 2/3`` runs the second third of the tests that would run.
 """
 
+import argparse
 import itertools
 import os
+import zlib
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -77,7 +83,7 @@ def several_ranks():
 
 def is_chosen(config):
     """Whether tests are chosen otherwise than by marks: names of files, words, one rank of several."""
-    options = "keyword", "deselect", "ignore", "ignore_glob", "lf", "collectonly"
+    options = "keyword", "deselect", "ignore", "ignore_glob", "lf", "collectonly", "sample", "part"
     named = config.args_source is not config.ArgsSource.TESTPATHS
     return named or several_ranks() or any(config.getoption(option, None) for option in options)
 
@@ -87,6 +93,18 @@ def pytest_addoption(parser):
     parser.addoption(
         "--full", action="store_true", help="run full tests, too, which take hours; implies --slow"
     )
+    parser.addoption("--sample", action="store_true", help="run one slow test for each that has no fast case")
+    parser.addoption("--part", type=_part, metavar="K/N", help="run the K-th of N parts of the tests")
+
+
+def _part(text):
+    try:
+        part, of = map(int, text.split("/"))
+    except ValueError:
+        part, of = 0, 0
+    if not 1 <= part <= of:
+        raise argparse.ArgumentTypeError(f"{text!r} is no part: say 2/3 for the second of three")
+    return part, of
 
 
 def pytest_configure(config):
@@ -96,21 +114,19 @@ def pytest_configure(config):
         "markers",
         "each_value: fast with each value of each parameter once, slow with each pair of values, else full",
     )
+    config.addinivalue_line("markers", "every(n): of the cases that would be fast, each n-th is")
     settings.load_profile("full" if with_slow(config) else "fast")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(config, items):
     mark_each_value(items, with_slow(config))
-    not_asked = [] if with_slow(config) else ["slow"]
-    not_asked += [] if _asked(config, "full") else ["full"]
-    named = {arg.partition("::")[2] for arg in config.args if "::" in arg}
-    chosen, left_out = [], []
-    for item in items:
-        runs = not any(map(item.get_closest_marker, not_asked)) or _named(item, named)
-        (chosen if runs else left_out).append(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
+    mark_every(items)
+    chosen = sample_of(items) if config.getoption("sample") else asked_of(items, config)
+    k, n = config.getoption("part") or (1, 1)
+    chosen = chosen[k - 1 :: n]
+    if len(chosen) < len(items):
+        config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
         items[:] = chosen
 
 
@@ -121,6 +137,14 @@ def pytest_xdist_make_scheduler(config, log):
         from xdist.scheduler import WorkStealingScheduling
 
         return WorkStealingScheduling(config, log)
+
+
+def asked_of(items, config):
+    """Those that the command line asks for, but for other marks."""
+    not_asked = [] if with_slow(config) else ["slow"]
+    not_asked += [] if _asked(config, "full") else ["full"]
+    named = {arg.partition("::")[2] for arg in config.args if "::" in arg}
+    return [item for item in items if not any(map(item.get_closest_marker, not_asked)) or _named(item, named)]
 
 
 def _named(item, named):
@@ -146,6 +170,36 @@ def mark_each_value(items, with_slow):
             paired = set(covering(rest, _parameters, 2, chosen) if with_slow else rest)
         for item in rest:
             item.add_marker(pytest.mark.slow if item in paired else pytest.mark.full)
+
+
+def mark_every(items):
+    """Mark as slow what ``every`` leaves out. Where it begins depends on the test's name: tests with the same
+    parameters have different ones of them."""
+    for name, cases in _of_functions(items).items():
+        if mark := cases[0].get_closest_marker("every"):
+            fast = [case for case in cases if not _is_slow(case)]
+            n = min(mark.args[0], len(fast))
+            for i, case in enumerate(fast):
+                if i % n != zlib.crc32(name.encode()) % n:
+                    case.add_marker(pytest.mark.slow)
+
+
+def sample_of(items):
+    """-> the first slow case of each function that has no fast one"""
+    cases = [of_one for of_one in _of_functions(items).values() if all(map(_is_slow, of_one))]
+    slow = [[case for case in of_one if not case.get_closest_marker("full")] for of_one in cases]
+    return [of_one[0] for of_one in slow if of_one]
+
+
+def _of_functions(items):
+    found = {}
+    for item in items:
+        found.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return found
+
+
+def _is_slow(item):
+    return bool(item.get_closest_marker("slow") or item.get_closest_marker("full"))
 
 
 def _parameters(item):

@@ -121,6 +121,7 @@ def check(
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "lengths",
     [
@@ -139,6 +140,7 @@ def test_lengths_and_pages(lengths, page_size):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize("group", [1, 4, 8, 16])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -184,6 +186,7 @@ def test_scores(scale, soft_cap):
     check(Case([[30], [11]], 1, 4), scale=scale, soft_cap=soft_cap)
 
 
+@pytest.mark.slow
 def test_heads_before_tokens():
     check(Case([[18], [3]], 2, 2), heads_first=True)
     check(Case([[18], [3]], 2, 2), 16, heads_first=True)
@@ -241,6 +244,7 @@ def test_a_page_that_there_is_not(page):
         spmd(1, main)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("of", ["q", "k", "v"])
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -285,6 +289,7 @@ def test_in_many_orders():
     assert found.failure is None, str(found)
 
 
+@pytest.mark.slow
 def test_a_graph_of_other_lengths():
     case = Case([[40, 3], [20, 64]], 1, 2)
     turns = [[[40, 3], [0, 64]], [[0, 0], [20, 1]]]
@@ -347,6 +352,7 @@ def test_a_wrong_call():
     spmd(2, main)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("sms", [1, 3])
 def test_within_a_budget(sms):
     """A block has parts of several sequences, and a sequence has several blocks."""
@@ -365,6 +371,7 @@ def test_blocks_fit_into_shared_memory(shared_bytes):
     assert flash_decode.tile_of(1, 128).warps == 8  # as measured
 
 
+@pytest.mark.slow
 def test_a_block_table_of_more_room_than_lengths_can_say():
     """2**31 tokens: as a table has whose width is that of the longest sequence that a server allows."""
     case = Case([[3]], 1)

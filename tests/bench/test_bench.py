@@ -542,6 +542,7 @@ def with_stand_in(monkeypatch, kind, tmp_path, *arguments, **options):
     return data["rows"], printed
 
 
+@pytest.mark.slow
 def test_one_size_has_its_data_at_a_time(tmp_path, monkeypatch):
     held = []
 
@@ -557,6 +558,7 @@ def test_one_size_has_its_data_at_a_time(tmp_path, monkeypatch):
     assert max(held) == 2  # on two ranks
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("kind", "note"),
     [
@@ -580,16 +582,19 @@ def test_right_results_pass(tmp_path, monkeypatch):
     assert all("note" not in row for row in rows)
 
 
+@pytest.mark.slow
 def test_refused_at_a_call(tmp_path, monkeypatch):
     rows, _ = with_stand_in(monkeypatch, TooLarge, tmp_path, "--sizes", "32,64", "--methods", "first")
     assert [row.get("note") for row in rows] == [None, "refused: 16 bytes at most"]
 
 
+@pytest.mark.slow
 def test_refused_at_construction(tmp_path, monkeypatch):
     rows, _ = with_stand_in(monkeypatch, NoSuchHardware, tmp_path, "--sizes", "64")
     assert [row.get("note") for row in rows] == [None, "refused: this machine has none", None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["64,4M", *slow("4M,64")])
 def test_without_symmetric_memory_there_is_a_row_that_says_so(sizes, tmp_path):
     arguments = ["--sizes", sizes, "--methods", "copy_push,ll,auto", "--vs", "", "--out", "private,symmetric"]
@@ -602,6 +607,7 @@ def test_without_symmetric_memory_there_is_a_row_that_says_so(sizes, tmp_path):
     assert len(data["rows"]) == 12 and "symmetric heap is full" in " ".join(printed.split())
 
 
+@pytest.mark.slow
 def test_the_method_is_freed_where_there_is_no_memory_for_the_result(tmp_path):
     """The heap has room for half of the array, once."""
     arguments = ["--sizes", "1M", "--methods", "copy_push,copy_pull", "--vs", ""]
@@ -616,6 +622,7 @@ def test_the_method_is_freed_where_there_is_no_memory_for_the_result(tmp_path):
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("step", ["make", "_found"])
 def test_one_rank_without_private_memory(step, tmp_path, monkeypatch):
     whole = getattr(cases.AllGatherCase, step)
@@ -687,6 +694,7 @@ def test_further_runs(tmp_path):
 # ---- p2p
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("n", [2, 3, *slow(4)])
 def test_p2p(n, tmp_path):
     picture = tmp_path / "plot.svg"
@@ -922,6 +930,7 @@ def test_defaults():
     assert options.methods == [*sk.AllGather.methods, "auto"] and options.tune is None
 
 
+@pytest.mark.slow
 def test_the_emulator_measures_small_sizes(tmp_path):
     results, _ = measured(tmp_path, 2, "all_gather", "--methods", "push_1d", "--vs", "")
     assert [row["bytes"] for row in results["rows"]] == [8 << 10, 64 << 10]

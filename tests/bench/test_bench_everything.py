@@ -103,6 +103,7 @@ def test_a_case_that_was_measured_is_not_measured_again(folder):
     assert read(folder)["rows"][0]["us"] != 77 and len(read(folder)["rows"]) == 2
 
 
+@pytest.mark.slow
 def test_a_program_that_is_killed_keeps_the_cases_that_were_over(folder, monkeypatch):
     make = cases.AllGatherCase.make
 
@@ -309,6 +310,7 @@ def test_the_plan_has_every_operator_that_the_pages_show(monkeypatch):
     assert titles.keys() <= {batch.file for batch in plan.batches(4)}
 
 
+@pytest.mark.slow
 def test_commands_of_the_plan_are_those_of_the_bench():
     made = [*plan.batches(4), *plan.batches(4, quick=True), *plan.batches(2, emulated=True)]
     told = {(*batch.arguments, batch.option): batch for batch in made}

@@ -50,6 +50,7 @@ def test_shapes_that_ranks_do_not_share():
             sk.emu.run(main, 2, ([op, "--shapes", "7x32x16x3x2", "--vs", ""],))
 
 
+@pytest.mark.slow
 def test_a_wrong_result_is_found(monkeypatch, capsys):
     monkeypatch.setattr(all_gather_gemm, "moved_product", lambda *arguments: [])
     given = ["ag_grouped_gemm", "--shapes", "1x8x8x1x1", "--methods", "sequential", "--vs", ""]

@@ -37,6 +37,7 @@ def test_few_rows_that_ranks_do_not_share():
     assert sk.emu.run(main, 2, (given,)) == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local_size", [1, *slow(2)])
 def test_by_default_the_methods_for_so_many_nodes(monkeypatch, capsys, local_size):
     monkeypatch.setenv("SHMEMKIT_LOCAL_SIZE", str(local_size))
@@ -53,6 +54,7 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.slow
 def test_fused_is_measured_too():
     given = ["gemm_rs", "--shapes", "8x32x16", "--methods", "fused", "--vs", ""]
     assert sk.emu.run(main, 2, (given,), gpu="H200,sms=2") == [0, 0]

@@ -59,6 +59,7 @@ def test_tiles():
     assert parse_tiles("64x256,128X96") == [(64, 256), (128, 96)]
 
 
+@pytest.mark.slow
 def test_wrong_results_are_found(monkeypatch, capsys):
     class Wrong(sk.GroupedGemm):
         def __call__(self, x, w, counts, out=None, **options):

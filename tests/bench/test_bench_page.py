@@ -272,6 +272,7 @@ def test_layers(pages, tmp_path, op, part):
     assert pages[0].stale_plots(tmp_path, tmp_path) == []
 
 
+@pytest.mark.slow
 def test_pages_of_products_are_those_of_their_files(pages, tmp_path):
     assert pages[0].text(tmp_path) == "There are none yet."
     shapes = {"gemm": "8x8x8", "ag_gemm": "8x16x8", "gemm_rs": "8x16x8", "gemm_ar": "8x16x8"}

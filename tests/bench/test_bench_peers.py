@@ -183,6 +183,7 @@ CASES = tuple(cases.CASES.values())
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize("n_ranks", [1, 2, *slow(3)])
 @pytest.mark.parametrize("way", results.NCCL_WAYS)
 def test_nccl(way, n_ranks, monkeypatch, tmp_path):
@@ -677,6 +678,7 @@ def test_what_fails_of_layers_is_a_note(fails, op, torch, monkeypatch, tmp_path)
         assert note == (None if name in broken else "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["ag_gemm", *slow("gemm_rs", "gemm_ar")])
 def test_wrong_results_of_layers_are_found(op, torch, monkeypatch, tmp_path):
     def late(x, b, out):

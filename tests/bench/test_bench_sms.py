@@ -18,6 +18,7 @@ def methods_of(tmp_path, *arguments):
     return [row["method"] for row in rows if not row.get("alone")]
 
 
+@pytest.mark.slow
 def test_collectives(tmp_path):
     options = "--sizes", "1K", "--methods", "auto,ll128", "--vs", "", "--sms", "2,3"
     assert methods_of(tmp_path, "all_reduce", *options[:3], "auto,push", *options[4:]) == [
@@ -25,6 +26,7 @@ def test_collectives(tmp_path):
     ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "gemm"])
 def test_products(tmp_path, op):
     options = "--shapes", "16x16x16", "--methods", "auto", "--vs", "", "--sms", "4"

@@ -138,6 +138,7 @@ def test_wrong_words(pes, lines, source, n_words, message):
         pes(2, local_size=1).run(main)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_no_flag_is_0(pes, nodes):
     """As new slots hold: a chunk may be sent for the first time in any epoch."""

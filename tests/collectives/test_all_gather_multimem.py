@@ -7,6 +7,7 @@ import shmemkit as sk
 
 
 @pytest.mark.each_value
+@pytest.mark.every(2)
 @pytest.mark.parametrize("method, local_size", [("multimem", 4), ("ll_2d_multimem", 2)])
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_all_gather_by_blocks_of_several_warps(pes, method, local_size):

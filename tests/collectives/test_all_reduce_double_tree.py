@@ -62,6 +62,7 @@ def combined_in_tree(op, arrays, tree, rank=None):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize("n_pes", [4, 7])
 @pytest.mark.parametrize("dtype, op", [("float32", "sum"), ("bfloat16", "avg"), ("float16", "prod")])
 def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, n_pes):

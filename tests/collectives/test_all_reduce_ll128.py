@@ -62,6 +62,7 @@ def test_two_shots_refuse_arrays_whose_packets_32_bits_do_not_count(pes):
     pes(2).run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes, blocks",
     [
@@ -182,6 +183,7 @@ def test_a_tile_for_each_rank(pes):
     pes(2).run(exchanged, 2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows, right", [*slow((2, True)), (1, False)])
 def test_one_row_is_not_enough_for_two_calls(rows, right):
     found = sk.emu.explore(exchanged, 2, (rows, 2), exhaustive=True, heap_size=1 << 16)

@@ -72,6 +72,7 @@ def check(
         ).all()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("method", ["one_shot", "two_shot", "auto"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_rows(n, method):
@@ -79,6 +80,7 @@ def test_rows(n, method):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [8, 264, 1024, *slow(4104)])
 @pytest.mark.parametrize("method", ["one_shot", "two_shot"])
@@ -86,6 +88,7 @@ def test_sizes_of_rows(method, hidden, dtype):
     check(2, method, [3, 2], hidden, dtype)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("method", ["one_shot", "two_shot"])
 @pytest.mark.parametrize("sms", [1, 2, 5])
 def test_blocks_of_several_rows(method, sms):
@@ -118,12 +121,14 @@ def test_arrays_that_are_read_only():
     spmd(1, main)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("method", ["one_shot", "two_shot"])
 @pytest.mark.parametrize("delivery", ["ordered", "unordered"])
 def test_races_and_delivery(method, delivery):
     check(3, method, [4, 4, 2, 4], in_place=True, races=True, delivery=delivery, seed=3)
 
 
+@pytest.mark.slow
 @examples(30)
 @given(
     st.integers(1, 4), st.lists(st.integers(0, 4), min_size=1, max_size=4), st.booleans(), st.integers(0, 99)
@@ -215,18 +220,21 @@ def check_float8(n, method, calls, hidden=64, dtype="bfloat16", changed=None, sm
     spmd(n, main, **options)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("method", ["one_shot", "two_shot"])
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_to_float8(n, method):
     check_float8(n, method, [3, 1, 0, 2])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [8, 136, 1024])
 def test_blocks_with_a_scale(hidden, dtype):
     check_float8(2, "one_shot", [2], hidden, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_float8_of_special_numbers():
     """Zeros, numbers that saturate, an infinity and NaN: each only in its own row, or block."""
@@ -240,6 +248,7 @@ def test_float8_of_special_numbers():
     check_float8(2, "one_shot", [5], 264, changed=changed)
 
 
+@pytest.mark.slow
 def test_races_of_float8():
     check_float8(2, "two_shot", [3, 1], 136, sms=2, races=True, delivery="unordered", seed=3)
 

@@ -108,6 +108,7 @@ def random_calls(n, count, most, seed):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("n_pes", [1, 2, 3, 4])

@@ -64,6 +64,7 @@ def test_any_splits(pes, small_chunks, data, seed, delivery, nodes, symmetric):
     ranks.run(exchange_rows, calls, shape, dtype, symmetric, data.draw(st.integers(0, 3)))
 
 
+@pytest.mark.every(2)
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 def test_graphs_and_streams(pes):
     def main():

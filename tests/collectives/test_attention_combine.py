@@ -78,12 +78,14 @@ def check(
                 np.testing.assert_array_equal(found[i].view("uint8"), of_ranks[0][i].view("uint8"))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("form", ["all_gather", "all_to_all"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_batches(n, form):
     check(n, form, [3, 1, 0, 3, 2], heads=2 * n, in_place=n == 3 and form == "all_gather")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [8, 24, 64, 128, 512])
 @pytest.mark.parametrize("form", ["all_gather", "all_to_all"])
@@ -121,12 +123,14 @@ def test_lse_that_are_special(lse, wanted):
         assert (second == 1.5).all()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("form", ["all_gather", "all_to_all"])
 @pytest.mark.parametrize("delivery", ["ordered", "unordered"])
 def test_races_and_delivery(form, delivery):
     check(3, form, [2, 2, 1, 2], 3, races=True, delivery=delivery, seed=3)
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 4), st.lists(st.integers(0, 3), min_size=1, max_size=4), st.booleans(), st.integers(0, 99)
 )

@@ -74,6 +74,7 @@ def test_calls_in_a_row(name, size):
     assert not is_wrong(name, size, seeds=(None, 0))
 
 
+@pytest.mark.slow
 def test_calls_in_a_row_into_symmetric_memory():
     assert not is_wrong("AllToAll", symmetric=True)
 

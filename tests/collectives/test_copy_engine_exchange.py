@@ -101,6 +101,7 @@ def calls(kind, sizes, dtype, offsets=(0,), threads=4):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @exchanges
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes, sizes", [(1, [5]), (2, [100, 3, 64]), (3, [300, 1, 128, 7]), (8, [40, 6])])

@@ -89,6 +89,7 @@ def in_place_of(name):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @ways()
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("n_pes, root", [(1, 0), (2, 0), (3, 1), (4, 3)])
@@ -97,6 +98,7 @@ def test_lengths(pes, name, method, n_pes, root):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(4)
 @ways(few=True)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
@@ -132,6 +134,7 @@ def test_more_ranks_than_a_thread_holds(pes, name, method):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(4)
 @ways(lambda name, method: "ll128" in method or "lamport" in method, few=True)
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("threads", [32, 64])
@@ -147,6 +150,7 @@ IN_STEPS = (
 )
 
 
+@pytest.mark.every(3)
 @ways(lambda *way: way in IN_STEPS)
 @pytest.mark.parametrize("n_pes", [2, *slow(3)])
 def test_parts_of_several_steps(pes, small, name, method, n_pes):
@@ -176,6 +180,7 @@ def test_larger_than_a_chunk(pes, name, method):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(4)
 @ways(over_nodes)
 @pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[0])
 @pytest.mark.parametrize(
@@ -209,6 +214,7 @@ def unreached(monkeypatch):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @ways(
     lambda name, method: name in WITHOUT_REACH and over_nodes(name, method) and "ll_2d" not in method,
     few=True,
@@ -232,6 +238,7 @@ def dtype_of(way, dtype):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "way, dtype",
     [case for w in WAYS for d in OF_EACH_SIZE if can(*w, d) for case in dtype_of(w, d)],
@@ -332,6 +339,7 @@ def add(x, total):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(4)
 @ways(few=True)
 @pytest.mark.parametrize("size", [40, 39])  # 39: segments are not aligned
 def test_into_one_output_again_and_again(pes, name, method, size):
@@ -365,6 +373,7 @@ def test_into_one_output_again_and_again(pes, name, method, size):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(4)
 @ways(few=True)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("nodes, local_size", [(1, 2), *slow((2, 2))])
@@ -405,6 +414,7 @@ def test_streams_and_graphs(pes, name, method, nodes, local_size):
     pes(n, local_size=local_size if over_nodes(name, method) else n).run(main)
 
 
+@pytest.mark.every(3)
 @ways(lambda name, method: ALL[name].reduces and "multimem" not in method, few=True)
 def test_nan_and_inf_pass(pes, name, method):
     def main(op, dtype):
@@ -456,6 +466,7 @@ IN_A_TREE = "double_tree", "push_2d"  # whose orders are said where they are tes
 
 
 @pytest.mark.each_value
+@pytest.mark.every(4)
 @ways(lambda name, method: ALL[name].reduces and "multimem" not in method and method not in IN_A_TREE)
 @pytest.mark.parametrize("dtype, op", [("float32", "sum"), ("bfloat16", "avg"), ("float16", "prod")])
 def test_the_order_is_the_documented_one_every_time(pes, small_chunks, name, method, dtype, op):

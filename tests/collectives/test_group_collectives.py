@@ -27,6 +27,7 @@ def made_on(world, name, method):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name, method", WAYS)
 def test_every_method_on_groups(name, method):
     def main():

@@ -109,6 +109,7 @@ def test_too_few_items_is_a_deadlock(pes):
         pes(2).run(main)
 
 
+@pytest.mark.every(3)
 @schedules
 def test_graph_replays_count_on(pes):
     """Two graphs replayed in turn, with eager calls between: the state in device memory keeps them apart."""

@@ -21,6 +21,7 @@ def test_a_thread_with_several_words(pes):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize("op", ["sum", "avg", "max"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_order_is_the_documented_one_every_time(pes, dtype, op):

@@ -27,6 +27,7 @@ LEAST = {  # on 3 ranks; 1 of all others
 
 
 @pytest.mark.each_value
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name, method", WAYS)
 @pytest.mark.parametrize("sms", [1, *slow(2, 3, 5, 64)])
 def test_blocks(pes, small_chunks, name, method, sms):
@@ -44,6 +45,7 @@ def test_blocks(pes, small_chunks, name, method, sms):
     pes(3).run(main)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("sms, size", [(1, 300), *slow(*((sms, 3000) for sms in (1, 2, 3, 64)))])
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
@@ -52,6 +54,7 @@ def test_auto(pes, name, sms, size):
     pes(3).run(lambda: calls(name, "auto", [9, size, 0, 70], root=1, sms=sms))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name, method", [(name, m) for name, m in WAYS if m == "push_2d"])
 def test_over_nodes(pes, messages, name, method):
     def main():
@@ -64,6 +67,7 @@ def test_over_nodes(pes, messages, name, method):
     pes(4, local_size=2).run(main)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("method", ["ll", "ll128", "lamport"])
 @pytest.mark.parametrize("n", [4, *slow(5)])
 def test_a_block_has_the_packets_of_several_ranks(pes, method, n):
@@ -72,6 +76,7 @@ def test_a_block_has_the_packets_of_several_ranks(pes, method, n):
         pes(n).run(functools.partial(calls, name, method, [130, 1, 0, 70], sms=2))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op, unit", [("sum", "float32"), ("avg", "bfloat16")])
 def test_the_same_bits(op, unit):
     """Of numbers whose sums are rounded."""
@@ -132,6 +137,7 @@ def test_rows():
     spmd(2, main)
 
 
+@pytest.mark.slow
 def test_one_line():
     def main(world):
         x, n = np.full(201, world.rank + 1, "int32"), world.n_ranks

@@ -671,6 +671,7 @@ class Wrong(Recorded):
         return spoiled
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("methods", "status"), [("a,b", 1), ("b,a", 1), ("a,c", 0)])
 def test_what_is_wrong_or_does_not_run_is_not_chosen(methods, status, tmp_path, monkeypatch):
     monkeypatch.setattr(Recorded, "made", [])

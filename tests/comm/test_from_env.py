@@ -126,6 +126,7 @@ def test_one_rank(told):
 # -- processes. They do not import the rest of shmemkit
 
 
+@pytest.mark.every(2)
 @pytest.mark.processes(1)
 @pytest.mark.parametrize("secret", [{}, {"SHMEMKIT_SECRET": SECRET}], ids=["one_host", "tcp"])
 def test_ranks_meet(secret):
@@ -159,6 +160,7 @@ def test_another_secret():
     assert "RankTimeout: rank 1 of 2 has not come" in found[0][1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.processes(1)
 @pytest.mark.parametrize(
     "wrong, said",
@@ -217,6 +219,7 @@ def test_another_job_has_this_port(told):
     assert rest[1][0] == 0 and job.ended()[0][0] == 0, rest
 
 
+@pytest.mark.every(3)
 @pytest.mark.processes(2)
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("secret", [{}, {"SHMEMKIT_SECRET": SECRET}], ids=["one_host", "tcp"])
@@ -267,6 +270,7 @@ def test_a_child_of_a_rank():
         assert f"this process is a child (fork) of rank {rank}: only that rank" in output
 
 
+@pytest.mark.slow
 @pytest.mark.processes(1)
 def test_a_communicator_of_ones_own_over_several_hosts():
     """Its ranks meet by TCP, with a secret that it brings them."""

@@ -57,6 +57,7 @@ def test_the_largest_numbers():
     assert [float(ml_dtypes.finfo(dtype).max) for dtype in DTYPES] == [448, 57344]
 
 
+@pytest.mark.every(3)
 @dtypes
 @pytest.mark.parametrize("op", OPS)
 def test_every_pair(pes, op, dtype):

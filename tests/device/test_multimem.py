@@ -170,6 +170,7 @@ def test_vectors_of_any_dtype(pes, semantic):
 # ---- copies
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("copy, threads", [(multimem_copy_block, 40), (multimem_copy_warp, 32)])
 @pytest.mark.parametrize("dtype, size", [("uint8", 1), ("uint8", 21), ("int16", 9), ("complex128", 5)])
 @pytest.mark.parametrize("offset", [0, 1])
@@ -218,6 +219,7 @@ def test_wrong_copies(pes, view_of, size, message):
 # ---- LL
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("form", ["warp", "block"])
 @pytest.mark.parametrize("dtype, size", [("uint8", 21), ("int16", 5), ("float64", 9)])
 @unordered
@@ -336,6 +338,7 @@ def run_send(kernel, **options):
     return spmd(2, main, races=True, heap_size=1 << 16, **options)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how", ["notify", "multimem"])
 @pytest.mark.parametrize("fence", ["writer", "reader"])
 @pytest.mark.parametrize("seed", [None, 0, 1])

@@ -254,6 +254,7 @@ def test_additions_of_all_pes_add_up(n):
 COMPARES = {"eq": "__eq__", "ne": "__ne__", "gt": "__gt__", "ge": "__ge__", "lt": "__lt__", "le": "__le__"}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("compare", COMPARES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("n_signals", [1, 3, 70])

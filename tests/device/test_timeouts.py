@@ -95,6 +95,7 @@ def test_a_wait_that_is_satisfied_leaves_nothing(monkeypatch):
     assert not any(memory.table) and not any(memory.control)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("compare", ["ge", "eq", "ne", "gt", "le", "lt"])
 def test_a_wait_that_expires(monkeypatch, compare):
     memory = Memory(monkeypatch, limit=10**6)
@@ -205,6 +206,7 @@ def lines(monkeypatch):
     return Lines(monkeypatch)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("late", [0, 1])
 def test_lines_that_do_not_come(lines, late):
     lines.set(late, 6)

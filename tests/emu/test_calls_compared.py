@@ -97,6 +97,7 @@ def test_another_order():
         spmd(2, main)
 
 
+@pytest.mark.slow
 def test_the_same_calls_many_times():
     """Shapes, and ranks that are ahead, may differ."""
 

@@ -139,6 +139,7 @@ def emulated(function, *arguments):
 compiled = {f: numba.njit(f, error_model="numpy") for f in WHOLE + FLOATS}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("function", WHOLE)
 @given(x=integers, y=integers)
 @examples(200)
@@ -149,6 +150,7 @@ def test_integers(function, x, y):
     np.testing.assert_array_equal(emulated(function, *numbers), compiled[function](*numbers))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("function", FLOATS)
 @given(f=floats, g=floats, y=st.integers(-5, 5), alpha=st.floats(-1e9, 1e9))
 @examples(200)

@@ -334,6 +334,7 @@ def test_a_wait_may_be_over_before_it_cannot_be():
     assert seen == {1, 2}
 
 
+@pytest.mark.slow
 def test_what_others_do_while_a_loop_has_looked_too_early():
     """A loop that is not followed any further may not hide what comes after."""
     outcomes = set()

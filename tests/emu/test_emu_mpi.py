@@ -241,6 +241,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.processes(2)
 @pytest.mark.parametrize("how", ["kernel", *slow("bounds", "host")])
 def test_one_rank_fails(how):

@@ -554,6 +554,7 @@ def test_a_source_that_is_overwritten():
     assert "may still read its source" in race.missing and "quiet()" in race.missing
 
 
+@pytest.mark.slow
 def test_many_messages_and_threads_leave_the_clocks_small():
     """A ring for hundreds of steps, with a signal each: what is superseded is forgotten."""
 

@@ -89,6 +89,7 @@ def events(**options):
     return order
 
 
+@pytest.mark.every(3)
 @each_delivery
 def test_the_same_seed_is_the_same_run(delivery):
     runs = {seed: events(delivery=delivery, seed=seed) for seed in (None, *range(4))}
@@ -145,6 +146,7 @@ def test_what_is_not_allowed(monkeypatch, name, bad, allowed):
         spmd(2, lambda world: None, **({name: bad} if name.islower() else {}))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how", ["race", "deadlock", "error"] + ["host"] * (sys.version_info >= (3, 11)))
 def test_the_last_line_of_a_failure_repeats_it(monkeypatch, how):
     def fail(x, src):
@@ -288,6 +290,7 @@ def test_the_order_of_arrival(script, targets, ordered, unordered):
     assert "".join(order) == ordered + unordered
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("script, unordered", [("123", {1, 2, 3}), ("12|3", {3}), ("1|23", {2, 3})])
 def test_the_last_to_arrive_in_many_schedules(script, unordered):
     def send(x, src):

@@ -16,6 +16,7 @@ def test_wrong_program(case):
     assert case.lines_right(error), f"{case.name}: {error}"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", [named(c) for c in CASES if c.label == RIGHT])
 def test_right_program(case):
     error = case.alarm()

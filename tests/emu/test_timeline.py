@@ -523,6 +523,7 @@ def test_a_script_of_nvshmem4py(tmp_path, capsys):
     assert ("put_signal_nbi", "signal_wait") in {(s["name"], f["name"]) for s, f in arrows(data)}
 
 
+@pytest.mark.slow
 def test_objects(tmp_path, capsys):
     def leave(timeline):
         timeline.save(tmp_path / "run.json")

@@ -73,6 +73,7 @@ def test_init_that_fails(call, error, script):
         script(text, 2)
 
 
+@pytest.mark.every(3)
 @RANKS
 @pytest.mark.parametrize("delivery", ["eager", "unordered"])
 def test_operations_on_a_stream(n, delivery, script):

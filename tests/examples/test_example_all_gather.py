@@ -21,6 +21,7 @@ def test_it_prints_what_it_says(capsys, options):
     assert capsys.readouterr().out.splitlines() == textwrap.dedent(expected).splitlines()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("n, size", [(1, 37), (2, 37), *slow((3, 37), (5, 37)), (2, 0), (2, 1)])
 def test_ranks_and_sizes(capsys, n, size):
     options = ["--races", "--delivery", "unordered"]

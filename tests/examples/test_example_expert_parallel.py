@@ -22,6 +22,7 @@ def test_it_prints_what_it_says(capsys, options):
     assert capsys.readouterr().out.splitlines() == textwrap.dedent(expected).splitlines()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "n, tokens, hidden, experts, top_k", [(1, 5, 4, 3, 3), (2, 1, 8, 1, 1), *slow((3, 7, 12, 2, 5))]
 )

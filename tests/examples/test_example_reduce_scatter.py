@@ -31,6 +31,7 @@ def test_it_prints_what_it_says(capsys, program, options):
     assert capsys.readouterr().out.splitlines() == textwrap.dedent(expected).splitlines()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "n, size, parts", [(1, 37, 2), (2, 37, 2), *slow((3, 37, 3), (5, 9, 1)), (2, 0, 2), (2, 1, 3)]
 )
@@ -39,6 +40,7 @@ def test_ranks_and_sizes_inside_a_node(capsys, n, size, parts):
     assert capsys.readouterr().out.count("passed") == 2
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "n, local_size, size, parts",
     [

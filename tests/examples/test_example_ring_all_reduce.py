@@ -24,6 +24,7 @@ def test_it_prints_what_it_says(capsys, options):
     assert capsys.readouterr().out.splitlines() == textwrap.dedent(expected).splitlines()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "n, size, chunk, blocks",
     [

@@ -89,6 +89,7 @@ def in_a_row(
 by_parts = functools.partial(in_a_row, options=small(by_columns=True))
 
 
+@pytest.mark.every(2)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
     ("n_pes", "rows", "k", "sms"),
@@ -118,6 +119,7 @@ def test_by_columns(pes, n_pes, rows, k):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
 @pytest.mark.parametrize("rows", [24, *slow(64)])
@@ -132,6 +134,7 @@ def test_parts_of_k(pes, by_columns):
     assert pes(2).run(in_a_row, 2, 64, 264, 32, None, "overlap", 4, BF16, True, options) == [2, 2]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("n_pes", "given", "method"),
     [

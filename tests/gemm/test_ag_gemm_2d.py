@@ -30,6 +30,7 @@ def all_right(pes, n_nodes, local_size, calls, *args, options=CHUNKS):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(2)
 @late
 @pytest.mark.parametrize(
     "n_nodes, local_size, rows, by_columns",
@@ -47,6 +48,7 @@ def test_nodes(pes, n_nodes, local_size, rows, by_columns):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @late
 @pytest.mark.parametrize("given", ["symmetric", "private", "in place"])
 @pytest.mark.parametrize("n_nodes, local_size", [*slow((2, 2)), (2, 1)])
@@ -59,6 +61,7 @@ def test_what_the_kernel_cannot_compute(pes):
     assert pes(2, local_size=1).run(main, 2, 3, 7, 9) == [2] * 2
 
 
+@pytest.mark.slow
 def test_several_weights(pes):
     """One of them is not for the kernel; other sizes before."""
 
@@ -80,6 +83,7 @@ def test_several_weights(pes):
     pes(2, local_size=1).run(main)
 
 
+@pytest.mark.slow
 @late
 @pytest.mark.parametrize("local_size", [1, *slow(2)])
 def test_graphs_and_streams(pes, local_size):

@@ -28,6 +28,7 @@ def pushed(by_columns):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(2)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
     ("n_pes", "rows", "k"),

@@ -58,6 +58,7 @@ small = bound(Sm80, SMALL, grouping(2))
 # ---- an order of one's own
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_an_order(method):
     """Each method asks for every tile: the host once, then the kernel."""
@@ -113,6 +114,7 @@ def test_simt_dtypes(dtype):
     run(sk.matmul, 17, 66, 19, dtype)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("layouts", LAYOUTS)
 def test_simt_layouts(layouts):
     run(sk.matmul, 70, 5, 33, "float32", layouts=layouts, pads=(1, 3, 2), races=True)
@@ -199,6 +201,7 @@ def test_empty_and_tiny(shape):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize("layouts", LAYOUTS)
 @pytest.mark.parametrize("ragged", [(0, 0, 0), (8, 0, 8), (2, 2, 2), (1, 3, 1)])
 def test_sm80_layouts(layouts, ragged):
@@ -210,6 +213,7 @@ def test_sm80_layouts(layouts, ragged):
     run(small, m, n, k, "bfloat16", out_dtype, layouts)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("stages, k", [*((3, k) for k in (1, 31, 32, 33, 65, 160)), (4, 250), (6, 250)])
 def test_sm80_depths(stages, k):
     """Fewer slabs than stages, as many, and more; each with a whole last slab and without."""
@@ -237,6 +241,7 @@ def test_sm80_one_column_of_rows_that_go_backwards():
     spmd(1, main)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "tile",
     [
@@ -293,6 +298,7 @@ def test_sm80_several_tiles_of_a_block(k, out_dtype):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("n", "pad"), [(64, 0), (66, 0), (65, 0), (64, 1), (66, 2), (68, 4)])
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
 def test_sm80_stores(n, pad, out_dtype):
@@ -380,6 +386,7 @@ def test_methods(method):
     run(Gemm(method), 24, 16, 40, "bfloat16", "float32", ("rows", "columns"))
 
 
+@pytest.mark.slow
 def test_new_results_and_kept_calls():
     def main(world):
         rng = np.random.default_rng(0)

@@ -88,6 +88,7 @@ SIZES = [(1, 40, 72), (17, 8, 8), (3, 40, 8)]
 
 
 @pytest.mark.each_value
+@pytest.mark.every(2)
 @late
 @methods
 @pytest.mark.parametrize("n_pes", [1, 2, *slow(3, 4, 5)])
@@ -103,6 +104,7 @@ def test_some_ranks_are_ahead(pes, method):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(2)
 @late
 @methods
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def check(out, reference):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("size", "tile"),
     [
@@ -123,6 +124,7 @@ def test_parts_of_k():
     sk.emu.run(main, 1)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("out_dtype", [None, "float16", "float32"])
 @pytest.mark.parametrize("order", "CF")
 def test_matmul(out_dtype, order):

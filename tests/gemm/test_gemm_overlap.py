@@ -69,6 +69,7 @@ FEW, MANY = [(17, 136, 8), (130, 8, 72), (3, 40, 8)], [(17, 72, 8), (3, 40, 8)] 
 
 
 @pytest.mark.each_value
+@pytest.mark.every(2)
 @late
 @ops
 @pytest.mark.parametrize("n_pes, sizes", [(2, [(5, 40, 8)]), *slow((1, FEW), (2, FEW), (3, MANY), (5, MANY))])

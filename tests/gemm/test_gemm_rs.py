@@ -75,12 +75,14 @@ SIZES = [(12, 40, 8), (6, 40, 8), (6, 8, 136)]
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 
 
+@pytest.mark.every(2)
 @late
 @pytest.mark.parametrize("op, n_pes, sizes", [(op, 2, SIZES[1:]) for op in OBJECTS] + slow(("rs", 3, SIZES)))
 def test_sizes(pes, op, n_pes, sizes):
     assert all_right(pes(n_pes), op, sizes)
 
 
+@pytest.mark.slow
 @late
 @pytest.mark.parametrize(
     "op, n_pes, chunk, sizes",
@@ -100,6 +102,7 @@ def test_five_ranks(pes):
     assert all_right(pes(5), "rs", [(5, 16, 8)] * 2)
 
 
+@pytest.mark.slow
 @late
 @pytest.mark.parametrize(
     "tile, size, majors, part_dtype",
@@ -123,6 +126,7 @@ def test_a_symmetric_result(pes):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize("op", OBJECTS)
 @pytest.mark.parametrize("n_pes", [1, 2, 4])
 def test_one_after_the_other(pes, op, n_pes):

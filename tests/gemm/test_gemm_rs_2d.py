@@ -94,6 +94,7 @@ def sums(parts, part_dtype):
     return float(out[0, 0])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "parts, part_dtype, result",
     [
@@ -109,6 +110,7 @@ def test_the_order_of_the_nodes_and_what_is_rounded(pes, parts, part_dtype, resu
     assert set(pes(len(parts), local_size=1).run(sums, parts, part_dtype)) == {result}
 
 
+@pytest.mark.slow
 def test_the_order_of_sending(pes, messages):
     """The next node first, and none to my own."""
     assert all_right(pes, 3, 1, "rs", [(3, 8, 8)], "fused_2d")

@@ -33,6 +33,7 @@ def few_multiprocessors(monkeypatch):
 # ---- how arrays lie
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile, part_dtype", [((64, 32), "float32"), *slow(((128, 32), None))])
 def test_operands_may_be_stored_otherwise_on_each_rank(pes, tile, part_dtype):
     """Parts lie alike, although slabs of B do not."""
@@ -98,6 +99,7 @@ def test_arrays_that_the_tma_does_not_take(pes, monkeypatch, op, method, how, on
     pes(n, local_size=n // nodes).run(main)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_rows_at_an_odd_address_on_one_rank(pes, by_columns):
     def main():
@@ -128,6 +130,7 @@ class Foreign:
         return self.array.__dlpack_device__()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_arrays_of_others(pes, kind):
     def main():
@@ -240,6 +243,7 @@ def test_graphs_keep_each_call_once(pes):
     pes(2).run(main)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op", OBJECTS)
 def test_what_is_bound_does_not_depend_on_others(pes, monkeypatch, op):
     bound, init = [], Simt.__init__
@@ -309,6 +313,7 @@ def test_methods_for_nodes(kind):
     assert all(name.endswith("_2d") == (name not in one) for name in kind.methods)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "op, size, part_dtype, method",
     [
@@ -332,6 +337,7 @@ def test_auto_computes_what_any_method_can(pes, op, size, part_dtype, method):
     pes(2).run(main)
 
 
+@pytest.mark.slow
 def test_the_first_method_that_can_and_is_faster(pes, monkeypatch):
     def main():
         world = sk.init()

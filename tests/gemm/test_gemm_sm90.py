@@ -80,6 +80,7 @@ class Product:
         return all(sk.emu.run(main, 1, **options)[0])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("tile", "majors"),
     [
@@ -95,6 +96,7 @@ def test_ragged_edges_in_all_layouts(tile, majors):
     assert Product((130, 88, 100), majors).compute(tile)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("tile", "dtypes", "bias", "activation"),
     [
@@ -133,11 +135,13 @@ def test_rows_that_a_does_not_have_are_not_loaded(monkeypatch, m, majors, loaded
     assert [tile.loaded for tile in tiles] == [loaded]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("splits", "sms"), [(2, 2), (5, 64)])
 def test_parts_of_k(splits, sms):
     assert Product((70, 72, 300)).compute((64, 96, 8, True), splits, sms, calls=2)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("tile", "splits"), [((128, 192), 1), ((64, 32, 8, True), 2)], ids=str)
 def test_races_and_schedules(tile, splits):
     assert Product((70, 60, 400)).compute(tile, splits, races=True, delivery="unordered", seed=1)
@@ -252,6 +256,7 @@ def test_each_wait_is_needed(mutate, case, change):
     pytest.fail("nobody has missed it")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("tile", "size"), [RING, ODD, PARTS, ALONE], ids=str)
 def test_with_all_of_them_it_is_right(tile, size):
     splits, sms = 3 if tile is PARTS[0] else 1, 1 if (tile, size) == ALONE else 2

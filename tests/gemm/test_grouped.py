@@ -68,6 +68,7 @@ COUNTS = [[3, 0, 70, 1], [0, 66, 0], [1] * 5, [0, 0], [64, 128], [int(i in (3, 2
 
 
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("counts", COUNTS, ids=lambda counts: str(counts)[:20])
 def test_counts(method, counts):
@@ -75,6 +76,7 @@ def test_counts(method, counts):
     run(method, counts, 72, 40, races=len(counts) < 9)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tile", [(128, 256), (128, 96), (64, 32)], ids=str)
 @pytest.mark.parametrize("rows", [9, *slow(130)])
 def test_sm90_tiles(tile, rows):
@@ -89,6 +91,7 @@ def test_sm90_layouts(columns, out_dtype):
     run("sm90", [20, 3], 40, 64, "float16", out_dtype, columns, bias=(2, 40), activation="relu")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("columns", ["", "x", "w", "xw"])
 def test_sm80_layouts_of_odd_sizes(columns):
     run("sm80", [5, 0, 7, 66], 41, 33, "float16", "float32", columns, bias=(41,), activation="relu")

@@ -23,6 +23,7 @@ def of(rank, *shape):
 
 
 @pytest.mark.each_value
+@pytest.mark.every(4)
 @budgets
 @pytest.mark.parametrize("kind, method", PRODUCTS, ids=lambda value: getattr(value, "__name__", value))
 def test_blocks(kind, method, sms):
@@ -84,6 +85,7 @@ def test_gemm(method, sms):
     sk.emu.run(main, 1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("method", ["sm90", "sm80"])
 @pytest.mark.parametrize("sms", [1, *slow(2, 3, 64)])
 def test_grouped(method, sms):

@@ -70,6 +70,7 @@ def test_overlap(n_ranks, m, topk, experts, n, k):
     run(n_ranks, "overlap", CHANGING if m > 3 else CHANGING[:2], m, topk, experts, n, k)
 
 
+@pytest.mark.slow
 def test_all_experts_of_a_token():
     run(2, "overlap", ["all experts"], 17, 4, 4, 24, 64)
 
@@ -81,6 +82,7 @@ def test_tiles_of_several_ranks(sms):
     run(3, "overlap", ["one expert", "random"], 50, 1, 2, 32, 64, sms, columns=True)
 
 
+@pytest.mark.slow
 def test_float16():
     run(2, "overlap", ["random"], 9, 2, 3, 40, 72, dtype=np.dtype("float16"))
 
@@ -137,6 +139,7 @@ def test_graphs_streams_and_one_index():
     spmd(2, main)
 
 
+@pytest.mark.slow
 def test_a_new_result_and_auto():
     def main(world):
         first = sk.AllGatherGroupedGemm(world, 1 << 12)

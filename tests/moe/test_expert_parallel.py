@@ -81,6 +81,7 @@ def route(calls, n_local, top_k, dtype="float32", index="int32", max_tokens=None
         ep.dispatch(x, experts)
 
 
+@pytest.mark.every(2)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize("n_pes", [1, 2, *slow(3, 4)])
 def test_any_number_of_ranks(pes, few_blocks, n_pes):
@@ -106,6 +107,7 @@ def test_more_experts_to_count_than_a_block_loads_at_once(pes):
     pes(1, gpu="H200,sms=24").run(route, [[40]], 5, 5)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype, index", [("float16", "int32"), ("bfloat16", "int64"), ("float32", "int64")])
 def test_dtypes(pes, few_blocks, dtype, index):
     pes(2).run(route, [[2, 3], [3, 1]], 2, 3, dtype, index)

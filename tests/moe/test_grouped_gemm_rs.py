@@ -97,6 +97,7 @@ def test_fused_on_a_group():
     spmd(3, main, races=True, delivery="unordered", seed=None)
 
 
+@pytest.mark.slow
 def test_all_experts_of_a_token():
     run(2, "fused", ["all experts"], 17, 4, 4, 24, 64)
 
@@ -179,6 +180,7 @@ def test_a_layer_in_a_graph():
     spmd(2, main)
 
 
+@pytest.mark.slow
 def test_a_new_result_and_auto():
     def main(world):
         second = sk.GroupedGemmReduceScatter(world, 4, 2, 8)

@@ -98,6 +98,7 @@ def route(calls, n_local, top_k, kinds, dtype="float32", index="int32", max_rows
         ep.dispatch(x, experts)
 
 
+@pytest.mark.every(3)
 @LATE
 @pytest.mark.parametrize("n_pes", [1, 2, 3, *slow(4, 8)])
 def test_any_number_of_ranks(pes, few_blocks, n_pes):
@@ -105,6 +106,7 @@ def test_any_number_of_ranks(pes, few_blocks, n_pes):
     pes(n_pes).run(route, [tokens[:n_pes] for tokens in calls], 2, 2, ("random",))
 
 
+@pytest.mark.every(2)
 @LATE
 @pytest.mark.parametrize(
     "kind", ["some have none", "one expert", *slow("random", "an expert without tokens", "none")]
@@ -202,6 +204,7 @@ def test_nothing_is_written_then(mutate, pes, few_blocks):
     pes(2).run(main)
 
 
+@pytest.mark.slow
 @LATE
 def test_bytes_with_scales(pes, few_blocks):
     """As fp8: what the experts return is bfloat16."""
@@ -229,6 +232,7 @@ def test_bytes_with_scales(pes, few_blocks):
     pes(3).run(main, [3, 0, 5])
 
 
+@pytest.mark.slow
 def test_a_layer_of_float8(pes, few_blocks):
     """Rows and scales as they arrive are what a grouped product of float8 takes."""
 
@@ -272,6 +276,7 @@ def test_an_expert_named_twice_counts_twice_in_the_sum(pes):
     pes(2).run(main)
 
 
+@pytest.mark.slow
 @LATE
 @pytest.mark.parametrize("n_pes", [2, *slow(3)])
 def test_backward_is_the_transpose(pes, few_blocks, n_pes):

@@ -40,8 +40,14 @@ def test_combinations(a, b):
 def test_pairs(a, b, c):
     pass
 
+@pytest.mark.every(2)
+@pytest.mark.parametrize("a", [1, *slow(2), 3, 4, 5])
+def test_every(a):
+    pass
+
 @pytest.mark.slow
-def test_slow():
+@pytest.mark.parametrize("a", [*full(1), 2, 3])
+def test_slow(a):
     pass
 
 @pytest.mark.parametrize("a", [1, *full(2)])
@@ -61,12 +67,21 @@ def test_number_of_examples():
 """
 FAST = ["test_values[3-4-1]", "test_combinations[3-1]", "test_combinations[4-2]"]
 FAST += ["test_large[3-1]", "test_any", "test_number_of_examples"]
-SLOW = ["test_values[3-4-2]", "test_combinations[3-2]", "test_combinations[4-1]", "test_slow"]
+SLOW = ["test_values[3-4-2]", "test_combinations[3-2]", "test_combinations[4-1]"]
+SLOW += ["test_slow[2]", "test_slow[3]"]
 SLOW += [*(f"test_values[{b}-{a}]" for b in ("5-6", "seven") for a in (1, 2)), "test_large[4-1]"]
 SLOW += ["test_combinations[5-1]", "test_combinations[6-2]"]
 FAST += ["test_pairs[5-3-1]", "test_pairs[6-4-2]"]
 SLOW += ["test_pairs[5-3-2]", "test_pairs[5-4-1]", "test_pairs[6-3-1]"]
-FULL = ["test_combinations[5-2]", "test_combinations[6-1]", "test_large[3-2]", "test_large[4-2]"]
+FAST += ["test_every[1]", "test_every[4]"]
+SLOW += ["test_every[2]", "test_every[3]", "test_every[5]"]
+FULL = [
+    "test_slow[1]",
+    "test_combinations[5-2]",
+    "test_combinations[6-1]",
+    "test_large[3-2]",
+    "test_large[4-2]",
+]
 FULL += ["test_pairs[5-4-2]", "test_pairs[6-3-2]", "test_pairs[6-4-1]"]
 
 
@@ -96,7 +111,8 @@ def run(pytester):
         (["test_suite.py::test_large[4-2]"], ["test_large[4-2]"]),
         (["-m", "slow"], SLOW),
         (["-m", "not gpu and slow"], SLOW),
-        (["test_suite.py::test_slow"], ["test_slow"]),
+        (["test_suite.py::test_slow"], ["test_slow[1]", "test_slow[2]", "test_slow[3]"]),
+        (["--sample"], ["test_slow[2]"]),
         (["test_suite.py::test_values[3-4-2]"], ["test_values[3-4-2]"]),
         (
             ["test_suite.py::test_combinations"],
@@ -109,6 +125,19 @@ def run(pytester):
 def test_what_runs(run, options, expected):
     ran, _ = run(*options)
     assert sorted(ran) == sorted(expected)
+
+
+def test_parts(run):
+    parts = [run("--part", f"{k}/3")[0] for k in (1, 2, 3)]
+    assert sorted(sum(parts, [])) == sorted(FAST)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "2"])
+def test_no_such_part(pytester, part):
+    result = pytester.runpytest_inprocess(*PLUGINS, "--part", part)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{part!r} is no part: say 2/3 for the second of three"])
 
 
 @pytest.mark.parametrize("options, number", [([], 10), (["--slow"], 40)])
@@ -211,6 +240,8 @@ def test_the_fast_set_fails_when_it_leaves_something_out(pytester, monkeypatch):
         (["-m", "slow"], False),
         (["test_it.py"], False),
         (["--lf"], False),
+        (["--sample"], False),
+        (["--part", "1/2"], False),
         (["--collect-only"], False),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -277,6 +308,7 @@ OVER = {"tests over 4 times their budget, to be smaller or slow: 1": ["test_four
 OVER |= {"tests over their budget: 1": ["test_more"]}
 
 
+@pytest.mark.slow
 def test_what_takes_four_times_its_budget_fails_the_run(timed):
     result = timed.runpytest_inprocess(*PLUGINS, "-p", "cpu_seconds", "--slow")
     assert (result.ret, over(result)) == (pytest.ExitCode.TESTS_FAILED, OVER)

@@ -1,5 +1,6 @@
 """What the library says of itself: its public names, and the types of their arguments and results."""
 
+import functools
 import inspect
 import pydoc
 import re
@@ -18,6 +19,7 @@ from shmemkit.device import swizzle
 PACKAGES = (sk, sk.comm, sk.emu, sk.device, sk.notebook)
 
 
+@functools.cache
 def functions():
     """-> {name: function}: public functions, and the methods of public classes"""
     found = {}

@@ -95,6 +95,7 @@ def run(script, **variables):
     return run.returncode, run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.processes(2)
 @pytest.mark.parametrize("whole", [False, *slow(True)])
 def test_frames_of_ours_are_hidden(whole, tmp_path):

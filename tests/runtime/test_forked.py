@@ -8,6 +8,7 @@ from launched import ROOT, launch, needs_mpi
 PROGRAM = ROOT / "tests" / "scripts" / "forked_children.py"
 
 
+@pytest.mark.slow
 @pytest.mark.processes(3)
 @pytest.mark.parametrize(
     "n, way, times",

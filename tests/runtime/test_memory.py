@@ -392,6 +392,7 @@ def test_allocations_never_overlap(steps):
 # ---- leaks
 
 
+@pytest.mark.slow
 def test_dropped_arrays_are_reported(capfd):
     def main(world):
         kept = sk.zeros(2)

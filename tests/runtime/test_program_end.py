@@ -37,6 +37,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes(2)
 def test_different_collective_calls(tmp_path):
     script = tmp_path / "program.py"
@@ -47,6 +48,7 @@ def test_different_collective_calls(tmp_path):
 
 @pytest.mark.processes(2)
 @pytest.mark.each_value
+@pytest.mark.every(2)
 @pytest.mark.parametrize("n", [2, *slow(1)])
 @pytest.mark.parametrize("managed", ["with", "without"])
 @pytest.mark.parametrize(

@@ -265,6 +265,7 @@ def test_at_exit():
     assert "shmemkit: rank 0 dropped 1 symmetric array(s) without free: lost float32 (3,)" in err
 
 
+@pytest.mark.slow
 @pytest.mark.processes(1)
 def test_at_exit_after_an_exception():
     """One traceback, and no complaint about what the failure left behind."""

@@ -65,6 +65,7 @@ def collectives(world):
     }
 
 
+@pytest.mark.every(3)
 @kinds
 def test_collectives(pes, kind):
     """Results are of x's kind, and `out` of any; it is returned as it was given."""
@@ -147,6 +148,7 @@ def test_rows_of_different_numbers(pes, kind):
     pes(RANKS).run(main)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind, dtype", [*((kind, "float32") for kind in KINDS), (tensor, "bfloat16")])
 def test_experts(pes, kind, dtype):
     """What dispatch returns are tensors if x is one, always the same ones."""

@@ -21,6 +21,7 @@ def count(found, fails):
             found[found.size] = 0
 
 
+@pytest.mark.every(2)
 @untyped
 @pytest.mark.parametrize("theirs", [False, True])
 def test_what_others_have_frozen_stays_so(theirs):

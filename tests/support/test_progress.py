@@ -68,6 +68,7 @@ def seen(text):
     return [line.rstrip() for line in lines if line.strip()]
 
 
+@pytest.mark.slow
 @pytest.mark.processes(1)
 def test_an_exploration_counts_its_schedules():
     text = written(
@@ -102,6 +103,7 @@ def test_an_exhaustive_exploration_counts_its_runs():
     assert re.search(r"explore: \d runs, 00:0", text) and seen(text) == []
 
 
+@pytest.mark.slow
 @pytest.mark.processes(1)
 @untyped
 def test_kernels_say_how_many_blocks_have_ended():
@@ -144,6 +146,7 @@ def test_a_collective_is_named():
     assert "AllReduce of 8 float32: 0 of " in text and seen(text) == []
 
 
+@pytest.mark.slow
 @pytest.mark.processes(1)
 def test_the_report_of_a_failure_stands_alone():
     text = written(
@@ -203,6 +206,7 @@ def test_where_it_is_shown():
     assert piped.communicate() == ("end\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.processes(1)
 def test_what_is_no_terminal_is_not_written_to(tmp_path):
     file = tmp_path / "file"
@@ -211,6 +215,7 @@ def test_what_is_no_terminal_is_not_written_to(tmp_path):
     assert written(*sleep, SHMEMKIT_PROGRESS=str(file)) == "" and file.read_text() == "text"
 
 
+@pytest.mark.slow
 @pytest.mark.processes(1)
 def test_a_rank_in_the_background_goes_on():
     """As mpirun's ranks are, on a terminal that stops what writes to it in the background."""
@@ -286,6 +291,7 @@ def test_bench_says_which_case_runs():
     assert not re.search("of 5", "\n".join(seen(text)))
 
 
+@pytest.mark.slow
 @pytest.mark.processes(1)
 def test_kernels_that_compile_are_named():
     pytest.importorskip("cuda.core")

@@ -63,6 +63,7 @@ def ranks(tmp_path):
 # ---- Jobs ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(2)
 @needs_mpi
 @both_ways
 def test_script_gets_its_arguments_unchanged(ranks, way):
@@ -90,6 +91,7 @@ def test_modules_of_the_working_directory_are_the_programs(tmp_path, way):
     assert job.stdout == f"__main__ for {tmp_path / 'mine.py'}\n"
 
 
+@pytest.mark.every(3)
 @needs_mpi
 @pytest.mark.parametrize(
     "how, code, shown", [("raise", 1, "boom"), ("exit", 3, ""), ("kill", 128 + 9, "signal 9")]
@@ -213,6 +215,7 @@ def test_oversubscribes_this_host_only(fake_mpi, tmp_path, hosts, here):
     assert ("OVERSUBSCRIBE" in command) == ("OMPI_MCA_btl" in command) == here
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_more_ranks_than_slots_of_this_host(ranks):
     job = launch("-n4", "-H", "localhost:2", ranks)
@@ -242,6 +245,7 @@ def test_a_host_that_cannot_be_reached_is_noticed(fake_mpi, version, prefix):
     assert "keepalive" not in dry_run("-n", "2", "-c", "pass", PATH=path)
 
 
+@pytest.mark.every(3)
 @needs_mpi
 @pytest.mark.parametrize(
     "mpi",
@@ -327,6 +331,7 @@ def test_a_variable_that_does_not_exist_is_told():
 
 @pytest.mark.processes(1)
 @pytest.mark.each_value
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "program, late",
     [
@@ -413,6 +418,7 @@ def test_first_mpirun_on_path_comes_before_that_of_the_environment(tmp_path, fak
         assert f"{chosen}/bin/mpirun -n 2" in job.stdout
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "modules, installed, said",
     [

@@ -144,6 +144,7 @@ def test_through_a_fixture(two):
     result.assert_outcomes(passed=9)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "marker, words",
     [
