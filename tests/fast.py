@@ -16,10 +16,9 @@
 Slow tests run with ``--slow``, with ``-m slow`` (or any other -m that names slow), and when the command line
 names them as ``file::test``. So do full ones, with ``--full``, which implies ``--slow``, and ``-m full``.
 ``--sample`` runs a few slow tests alone: of each function that has no fast case, the first slow one. They are
-those that guard what no fast test does. ``--part 2/3`` runs the second third of the tests that would run.
+those that guard what no fast test does.
 """
 
-import argparse
 import itertools
 import os
 import zlib
@@ -83,7 +82,7 @@ def several_ranks():
 
 def is_chosen(config):
     """Whether tests are chosen otherwise than by marks: names of files, words, one rank of several."""
-    options = "keyword", "deselect", "ignore", "ignore_glob", "lf", "collectonly", "sample", "part"
+    options = "keyword", "deselect", "ignore", "ignore_glob", "lf", "collectonly", "sample"
     named = config.args_source is not config.ArgsSource.TESTPATHS
     return named or several_ranks() or any(config.getoption(option, None) for option in options)
 
@@ -94,17 +93,6 @@ def pytest_addoption(parser):
         "--full", action="store_true", help="run full tests, too, which take hours; implies --slow"
     )
     parser.addoption("--sample", action="store_true", help="run one slow test for each that has no fast case")
-    parser.addoption("--part", type=_part, metavar="K/N", help="run the K-th of N parts of the tests")
-
-
-def _part(text):
-    try:
-        part, of = map(int, text.split("/"))
-    except ValueError:
-        part, of = 0, 0
-    if not 1 <= part <= of:
-        raise argparse.ArgumentTypeError(f"{text!r} is no part: say 2/3 for the second of three")
-    return part, of
 
 
 def pytest_configure(config):
@@ -123,8 +111,6 @@ def pytest_collection_modifyitems(config, items):
     mark_each_value(items, with_slow(config))
     mark_every(items)
     chosen = sample_of(items) if config.getoption("sample") else asked_of(items, config)
-    k, n = config.getoption("part") or (1, 1)
-    chosen = chosen[k - 1 :: n]
     if len(chosen) < len(items):
         config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
         items[:] = chosen

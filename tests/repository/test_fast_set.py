@@ -127,19 +127,6 @@ def test_what_runs(run, options, expected):
     assert sorted(ran) == sorted(expected)
 
 
-def test_parts(run):
-    parts = [run("--part", f"{k}/3")[0] for k in (1, 2, 3)]
-    assert sorted(sum(parts, [])) == sorted(FAST)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@pytest.mark.parametrize("part", ["0/3", "4/3", "2"])
-def test_no_such_part(pytester, part):
-    result = pytester.runpytest_inprocess(*PLUGINS, "--part", part)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*{part!r} is no part: say 2/3 for the second of three"])
-
-
 @pytest.mark.parametrize("options, number", [([], 10), (["--slow"], 40)])
 def test_a_quarter_of_the_examples(run, options, number):
     assert f"{number} examples\n" in run(*options)[1]
@@ -241,7 +228,6 @@ def test_the_fast_set_fails_when_it_leaves_something_out(pytester, monkeypatch):
         (["test_it.py"], False),
         (["--lf"], False),
         (["--sample"], False),
-        (["--part", "1/2"], False),
         (["--collect-only"], False),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
