@@ -63,7 +63,7 @@ def _age(of, now):
         changed = git("diff", "--name-only", of["commit"], "--", *FILES).splitlines()
     except subprocess.CalledProcessError:
         return "of other files"
-    return f"of other files: {len(changed)} have changed since {of['commit'][:10]}"
+    return f"of other files; changed since {of['commit'][:10]}: {len(changed)}"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@
 
 Slow tests run with ``--slow``, with ``-m slow`` (or any other -m that names slow), and when the command line
 names them as ``file::test``. So do full ones, with ``--full``, which implies ``--slow``, and ``-m full``.
-``--sample`` runs a few slow tests alone: of each function that has no fast case, the first slow one. They are
-those that guard what no fast test does.
+``--sample`` runs a few slow tests alone, of those that guard what no fast test does: in each file, of every
+other function that has no fast case, the first slow case.
 """
 
 import itertools
@@ -90,9 +90,9 @@ def is_chosen(config):
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run slow tests and all examples of hypothesis, too")
     parser.addoption(
-        "--full", action="store_true", help="run full tests, too, which take hours; implies --slow"
+        "--full", action="store_true", help="run full tests, too; implies --slow"
     )
-    parser.addoption("--sample", action="store_true", help="run one slow test for each that has no fast case")
+    parser.addoption("--sample", action="store_true", help="run a few slow tests alone")
 
 
 def pytest_configure(config):
@@ -171,10 +171,13 @@ def mark_every(items):
 
 
 def sample_of(items):
-    """-> the first slow case of each function that has no fast one"""
-    cases = [of_one for of_one in _of_functions(items).values() if all(map(_is_slow, of_one))]
-    slow = [[case for case in of_one if not case.get_closest_marker("full")] for of_one in cases]
-    return [of_one[0] for of_one in slow if of_one]
+    """-> in each file, of every other function that has no fast case, the first slow case"""
+    of_file = {}
+    for cases in _of_functions(items).values():
+        slow = [case for case in cases if not case.get_closest_marker("full")]
+        if slow and all(map(_is_slow, cases)):
+            of_file.setdefault(cases[0].path, []).append(slow[0])
+    return [case for found in of_file.values() for case in found[::2]]
 
 
 def _of_functions(items):

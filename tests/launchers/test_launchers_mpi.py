@@ -11,7 +11,7 @@ from launch_outcomes import N, check, run, write_script
 from launched import ROOT, RUN
 from slurm import slurm  # noqa: F401 (a fixture)
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes(N)]
+pytestmark = [pytest.mark.full, pytest.mark.processes(N)]
 MPICH = ROOT / "build" / "mpich"  # .ci/launchers installs it there
 FOLDERS = {"Open MPI": os.path.dirname(sys.executable), "MPICH": str(MPICH / "bin")}
 PROTOCOL = {"Open MPI": "pmix", "MPICH": "pmi2"}

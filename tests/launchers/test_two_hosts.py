@@ -28,7 +28,7 @@ WHY_NOT = (
     if not os.path.exists(MPIRUN)
     else ""
 )
-pytestmark = [pytest.mark.slow, pytest.mark.processes(N), pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = [pytest.mark.full, pytest.mark.processes(N), pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 
 class Hosts:

@@ -50,6 +50,14 @@ def test_every(a):
 def test_slow(a):
     pass
 
+@pytest.mark.slow
+def test_slower():
+    pass
+
+@pytest.mark.slow
+def test_slowest():
+    pass
+
 @pytest.mark.parametrize("a", [1, *full(2)])
 @pytest.mark.parametrize("b", [3, *slow(4)])
 def test_large(a, b):
@@ -68,7 +76,7 @@ def test_number_of_examples():
 FAST = ["test_values[3-4-1]", "test_combinations[3-1]", "test_combinations[4-2]"]
 FAST += ["test_large[3-1]", "test_any", "test_number_of_examples"]
 SLOW = ["test_values[3-4-2]", "test_combinations[3-2]", "test_combinations[4-1]"]
-SLOW += ["test_slow[2]", "test_slow[3]"]
+SLOW += ["test_slow[2]", "test_slow[3]", "test_slower", "test_slowest"]
 SLOW += [*(f"test_values[{b}-{a}]" for b in ("5-6", "seven") for a in (1, 2)), "test_large[4-1]"]
 SLOW += ["test_combinations[5-1]", "test_combinations[6-2]"]
 FAST += ["test_pairs[5-3-1]", "test_pairs[6-4-2]"]
@@ -112,7 +120,7 @@ def run(pytester):
         (["-m", "slow"], SLOW),
         (["-m", "not gpu and slow"], SLOW),
         (["test_suite.py::test_slow"], ["test_slow[1]", "test_slow[2]", "test_slow[3]"]),
-        (["--sample"], ["test_slow[2]"]),
+        (["--sample"], ["test_slow[2]", "test_slowest"]),
         (["test_suite.py::test_values[3-4-2]"], ["test_values[3-4-2]"]),
         (
             ["test_suite.py::test_combinations"],
