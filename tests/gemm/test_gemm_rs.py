@@ -75,14 +75,12 @@ SIZES = [(12, 40, 8), (6, 40, 8), (6, 8, 136)]
 late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 
 
-@pytest.mark.every(2)
 @late
 @pytest.mark.parametrize("op, n_pes, sizes", [(op, 2, SIZES[1:]) for op in OBJECTS] + slow(("rs", 3, SIZES)))
 def test_sizes(pes, op, n_pes, sizes):
     assert all_right(pes(n_pes), op, sizes)
 
 
-@pytest.mark.slow
 @late
 @pytest.mark.parametrize(
     "op, n_pes, chunk, sizes",

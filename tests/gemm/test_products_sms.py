@@ -23,7 +23,6 @@ def of(rank, *shape):
 
 
 @pytest.mark.each_value
-@pytest.mark.every(4)
 @budgets
 @pytest.mark.parametrize("kind, method", PRODUCTS, ids=lambda value: getattr(value, "__name__", value))
 def test_blocks(kind, method, sms):
