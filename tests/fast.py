@@ -89,9 +89,7 @@ def is_chosen(config):
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run slow tests and all examples of hypothesis, too")
-    parser.addoption(
-        "--full", action="store_true", help="run full tests, too; implies --slow"
-    )
+    parser.addoption("--full", action="store_true", help="run full tests, too; implies --slow")
     parser.addoption("--sample", action="store_true", help="run a few slow tests alone")
 
 
