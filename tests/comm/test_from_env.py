@@ -73,7 +73,6 @@ def test_who_am_i(told, variables, expected):
         ({"RANK": "2", "WORLD_SIZE": "2"}, "this is rank 2, but WORLD_SIZE is 2: ranks are 0 to 1"),
         ({"WORLD_SIZE": "2"}, r"there are 2 ranks \(WORLD_SIZE\), but no variable says which .* needs RANK"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "says where rank 0 is. Each rank needs RANK"),
-        (SLURM, r"4 ranks \(SLURM_STEP_NUM_TASKS\), but .* where rank 0 is.*srun --mpi=pmix or --mpi=pmi2"),
         ({"RANK": "0", "WORLD_SIZE": "2", **AT, "MASTER_PORT": "70000"}, "'70000'; .* integer, 1 to 65535"),
         (
             {"RANK": "0", "WORLD_SIZE": "2", **AT, "MASTER_ADDR": "node1"},
@@ -91,6 +90,15 @@ def test_wrong_variables(told, variables, message):
         with pytest.raises(ValueError, match=message):
             told(**variables)
             call()
+
+
+@pytest.mark.processes(1)
+def test_srun_without_pmi():
+    """In a process of its own: MPI, which it looks for, would stay in this one."""
+    job = Job(1, "import shmemkit as sk; sk.init()", of=lambda rank, n, port: SLURM)
+    status, output = job.ended()[0]
+    where = r"4 ranks \(SLURM_STEP_NUM_TASKS\), but .* where rank 0 is.*srun --mpi=pmix or --mpi=pmi2"
+    assert status == 1 and re.search(where, output, re.DOTALL), output
 
 
 @pytest.mark.parametrize(
