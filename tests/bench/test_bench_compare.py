@@ -91,10 +91,14 @@ def test_the_command(old, monkeypatch, capsys):
     with_times(old, 1e-18)
     new = old.with_name("new.json")
     given = [*COMMAND[:-2], "--methods", "ll", "--vs", "", "--runs", "2", "--json", str(new)]
-    assert sk.emu.run(main, 2, ([*given, "--compare", str(old)],)) == [1, 1]
+    for _ in range(3):  # on a busy machine the times of a row may differ too much to say anything
+        statuses = sk.emu.run(main, 2, ([*given, "--compare", str(old)],))
+        out = " ".join(capsys.readouterr().out.split())
+        if "2 of 2 rows became slower" in out:
+            break
+    assert statuses == [1, 1] and "2 of 2 rows became slower" in out
     assert [len(row["runs"]) for row in json.loads(new.read_text())["rows"]] == [4, 4]  # two, and two again
-    out = " ".join(capsys.readouterr().out.split())
-    assert "slower than before" in out and "2 of 2 rows became slower" in out
+    assert "slower than before" in out
     assert "not measured now: push_1d 64; push_1d 1K" in out
     assert out.count(" to ") == 3  # the shortest and the longest time of each row, and the ratios
 

@@ -404,7 +404,13 @@ def test_a_command_that_is_killed_leaves_no_ranks_and_goes_on(tmp_path):
         "all_gather,barrier",
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        arguments,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     until = time.monotonic() + 60
     while not (tmp_path / FILE).exists() and time.monotonic() < until:
         time.sleep(0.05)

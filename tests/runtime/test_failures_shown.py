@@ -91,6 +91,7 @@ def run(script, **variables):
         capture_output=True,
         text=True,
         timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     return run.returncode, run.stderr
 
