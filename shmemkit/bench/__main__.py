@@ -14,6 +14,7 @@ from shmemkit.collectives import tuning
 from shmemkit.comm.choice import default as default_comm
 from shmemkit.emu.run import current_host
 from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.runtime.world import choose_backend
 from shmemkit.support import command_line
 from shmemkit.support.progress import showing
 from shmemkit.support.settings import listed
@@ -57,6 +58,19 @@ USUAL = {"sizes": SIZES, "vs": list(NCCL_WAYS), "out": ["private"]}
 TO_TUNE = {"sizes": f"{SIZES}:2", "vs": [], "out": list(tuning.OUTPUTS)}
 LAYER = "MxNxKxExTOPK"  # of a mixture of experts
 USERS = object()  # what --tune is without a FILE
+
+
+# Defaults on the emulator, where a kernel takes some 100,000 times as long
+EMULATED = {
+    **dict.fromkeys(("gemm", "ag_gemm", "gemm_rs", "gemm_ar"), {"shapes": "32x32x32"}),
+    "grouped_gemm": {"shapes": "2x8x32x32"},
+    **dict.fromkeys(("ag_grouped_gemm", "grouped_gemm_rs"), {"shapes": "8x16x16x2x2"}),
+    "all_reduce_rms_norm": {"shapes": "4x128"},
+    "attention_combine": {"shapes": "2x8x64"},
+    "flash_decode": {"shapes": "16x8x1"},
+    "expert_parallel": {"tokens": 4, "hidden": 64, "experts": 8, "top_k": 2},
+    "launch": {"batches": 3, "batch_size": 5},
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -390,6 +404,9 @@ def _parser():
     host.add_argument("--batch-size", type=_positive, default=200, metavar="N", help=text)
     text = "the first launch in a new process, too, by the state of shmemkit's cache; with one rank"
     host.add_argument("--first", action="store_true", help=text)
+    if choose_backend()[0] == "emulator":
+        for name, given in EMULATED.items():
+            commands.choices[name].set_defaults(**given)
     return parser
 
 

@@ -940,3 +940,15 @@ def test_a_plot_has_a_format(capsys):
     with pytest.raises(SystemExit):
         main(["all_gather", "--plot", "x.foo"])
     assert "it is 'x.foo'; it must end with .svg, .png or .pdf" in capsys.readouterr().err
+
+
+COMMANDS = ["barrier", "p2p", "gemm", "grouped_gemm", "ag_gemm", "gemm_rs", "gemm_ar", "launch"]
+COMMANDS += ["all_reduce_rms_norm", "attention_combine", "flash_decode", "ag_grouped_gemm", "grouped_gemm_rs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [*COMMANDS, "expert_parallel"])
+def test_each_command_alone_runs_on_the_emulator(command, pes, capsys):
+    """Its defaults are small there."""
+    pes(2, races=False).run(main, [command])
+    assert "emulator: times mean nothing" in capsys.readouterr().out

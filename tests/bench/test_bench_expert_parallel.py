@@ -109,7 +109,10 @@ def test_wrong_arguments(arguments, message):
         sk.emu.run(main, 2, ([*SMALL, *arguments],))
 
 
-def test_defaults():
+def test_defaults(monkeypatch):
+    options = parse(["expert_parallel"])  # on the emulator
+    assert (options.tokens, options.hidden, options.experts, options.top_k) == (4, 64, 8, 2)
+    monkeypatch.setenv("SHMEMKIT_BACKEND", "nvshmem")
     options = parse(["expert_parallel"])
     assert (options.tokens, options.hidden, options.experts, options.top_k) == (128, 7168, 32, 8)
     assert options.dtype == "bfloat16" and options.vs == ["nccl", "nccl_once"]

@@ -94,4 +94,4 @@ def test_refusals(options, text, capsys):
 
 def test_large_shapes_are_not_emulated():
     with pytest.raises(SystemExit, match="8x16x128x128"):
-        sk.emu.run(main, 1, (["grouped_gemm"],))
+        sk.emu.run(main, 1, (["grouped_gemm", "--shapes", "8x1024x4096x4096"],))
