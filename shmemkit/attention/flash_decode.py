@@ -49,13 +49,10 @@ from numba import cuda, types
 
 from shmemkit.collectives.attention_combine import (
     PACKETS,
-    check_given,
     check_heads,
     packets_of,
     partial_attention,
 )
-from shmemkit.collectives.collective import plans_of, run_bound
-from shmemkit.collectives.method import agree_on
 from shmemkit.collectives.schedules.packets import PacketMethod
 from shmemkit.collectives.transports import LAMPORT
 from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wait, symm_at
@@ -73,18 +70,8 @@ from shmemkit.device.cuda.register_tuples import combine_parts, for_each_part, m
 from shmemkit.device.cuda.unroll import chained, tuple_of
 from shmemkit.device.cuda.weighted_sums import four_words, weighted_sum
 from shmemkit.gemm import gpu_of
-from shmemkit.runtime.budget import checked_sms
-from shmemkit.runtime.stream_order import shared_order
-from shmemkit.runtime.symmetric_memory import as_dtype
-from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import (
-    address_of,
-    call_on,
-    check_writable,
-    new_output,
-    overlap,
-    with_shape,
-)
+from shmemkit.operations.operation import Given, Operation
+from shmemkit.runtime.world import World
 from shmemkit.support.settings import array_text, integer, listed, shown
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, DType
 
@@ -694,7 +681,7 @@ class _Decode(PacketMethod):
         return self._launch(min(self.fit, tiles), *args)
 
 
-class FlashDecode:
+class FlashDecode(Operation):
     """Attention of one new token of each sequence to a KV cache that is spread over the ranks. Collective.
 
     ``op = sk.FlashDecode(world, max_batch, q_heads, kv_heads)``, then ``out = op(q, k, v, lengths)``, in one
@@ -719,7 +706,20 @@ class FlashDecode:
     once. All ranks that get a row get the same bits.
     """
 
-    sms: int | None
+    ARRAYS = {
+        "q": Given("batch q_heads head_dim"),
+        "k": Given("pages page_size kv_heads head_dim", contiguous=False),
+        "v": Given("pages page_size kv_heads head_dim", contiguous=False),
+        "lengths": Given("batch", "int32", align=0),
+        "block_table": Given("batch pages_of_each", "int32", align=0, optional=True),
+        "out": Given("batch own_heads head_dim", new=True),
+    }
+    LIMITS = {"batch": ("max_batch", "sequences")}
+    max_batch: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    form: AttentionForm
 
     def __init__(
         self,
@@ -733,13 +733,8 @@ class FlashDecode:
         *,
         sms: int | None = None,
     ):
-        check_world(WHO, world)
-        self._method: Any = None
-        kind: Any = None
-
         def check():
-            nonlocal kind
-            kind = check_heads(WHO, world, max_batch, q_heads, head_dim, dtype, form)
+            self.dtype = kind = check_heads(WHO, world, max_batch, q_heads, head_dim, dtype, form)
             if kind.name not in DTYPES or head_dim not in HEAD_DIMS:
                 raise ValueError(
                     f"{WHO}: dtype is {kind.name}, head_dim {head_dim}; they must be {listed(DTYPES)}, and "
@@ -751,18 +746,14 @@ class FlashDecode:
                     f"{WHO}: there are {q_heads} heads of q and {kv_heads} of k and v; q must have 1 to "
                     f"{ROWS} times as many"
                 )
-            sizes = {"max_batch": max_batch, "q_heads": q_heads, "kv_heads": kv_heads}
-            self.sms = checked_sms(WHO, sms)
-            sizes |= {"head_dim": head_dim, "dtype": kind.name, "form": form}
-            return {**sizes, "sms": self.sms}
+            given = {"max_batch": max_batch, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
+            vars(self).update({name: int(value) for name, value in given.items()}, form=form)
+            return {**given, "dtype": kind.name, "form": form}
 
-        agree_on(world, WHO, check)
-        self.world, self.dtype, self.form, self.max_batch = world, kind, form, int(max_batch)
-        self.q_heads, self.kv_heads, self.head_dim = int(q_heads), int(kv_heads), int(head_dim)
+        super().__init__(world, check, sms)
         self.own_heads = self.q_heads if form == "all_gather" else self.q_heads // world.n_ranks
-        self._plans, self._order = plans_of(world), shared_order(world)
-        of = self.kv_heads, self.q_heads // self.kv_heads, self.head_dim, kind.name, form
-        self._method = _Decode(world, self.max_batch, *of, name=f"flash_decode {form}", sms=self.sms)
+        of = self.kv_heads, self.q_heads // self.kv_heads, self.head_dim, self.dtype.name, form
+        self._method: Any = self._part(_Decode, world, self.max_batch, *of, name=f"flash_decode {form}")
 
     def __call__(
         self,
@@ -798,45 +789,15 @@ class FlashDecode:
         lengths and block_table begin at multiples of 16 bytes. When the stream has run it, later work on it
         sees the result.
         """
-        world = self.world
-        if self._method is None:
-            raise RuntimeError(f"{WHO}: it was freed; make a new one")
-        check_world(WHO, world)
-        stream, waits = call_on(world, stream, q, k, v, lengths, block_table, out)
-        like: Any = with_shape(WHO, "q", q, world.xp)
-        result: Any = out
-        if out is None:
-            shape = (*like.shape[:1], self.own_heads, self.head_dim)
-            result = new_output(like, shape, like.dtype, world.xp, stream, world.backend.follow)
-        arrays = {"q": like, "k": k, "v": v, "lengths": lengths, "block_table": block_table, "out": result}
-        run_bound(self, WHO, arrays, stream, waits, OPTIONAL, scale=scale, soft_cap=soft_cap)
-        return result
+        scale = 1 / math.sqrt(self.head_dim) if scale is None else self._number("scale", scale, 0)
+        soft_cap = 0.0 if soft_cap is None else self._number("soft_cap", soft_cap, 1e-30)
+        arrays = {"q": q, "k": k, "v": v, "lengths": lengths, "block_table": block_table, "out": out}
+        return self._enqueue(arrays, stream, scale=scale, soft_cap=soft_cap)["out"]
 
-    def _plan(self, q, k, v, lengths, block_table, out, scale, soft_cap):
-        world, dim = self.world, self.head_dim
-        int32 = as_dtype("int32", WHO)
-        batch = q.shape[0] if q.ndim == 3 else 0
-        if batch > self.max_batch:
-            raise ValueError(
-                f"{WHO}: q has {batch} sequences, more than max_batch={self.max_batch}. Make a {WHO} with a "
-                "larger max_batch"
-            )
-        check_given(WHO, "q", q, (batch, self.q_heads, dim), self.dtype, world)
-        check_given(WHO, "lengths", lengths, (batch,), int32, world)
-        check_given(WHO, "out", out, (batch, self.own_heads, dim), self.dtype, world)
-        check_writable(WHO, "out", out)
+    def _bind(self, q, k, v, lengths, block_table, out, scale, soft_cap):
+        batch, cap = q.shape[0], soft_cap
         pages, size = self._check_cache(k, v, batch, block_table)
-        table = lengths[:0]
-        if block_table is not None:
-            check_given(WHO, "block_table", block_table, (batch, *block_table.shape[1:2]), int32, world)
-            table = block_table.reshape(-1)
-        for name, array in (("q", q), ("k", k), ("v", v), ("lengths", lengths), ("block_table", table)):
-            if overlap(out, array):
-                raise ValueError(f"{WHO}: out and {name} overlap; they must lie apart")
-        scale = 1 / math.sqrt(dim) if scale is None else self._number("scale", scale, 0)
-        cap = 0 if soft_cap is None else self._number("soft_cap", soft_cap, 1e-30)
-        if not batch:
-            return lambda stream: None
+        table = lengths[:0] if block_table is None else block_table.reshape(-1)
         steps = (step // PIECE for step in (k.strides[0], k.strides[1], k.strides[2]))
         cache = tuple(np.uint32(number) for number in (pages, max(1, size), *steps))
         scale = scale * (2 / cap if cap else 1) * LOG2_E
@@ -848,36 +809,23 @@ class FlashDecode:
 
     def _check_cache(self, k, v, batch, block_table):
         """-> pages of a sequence, or 0 without a table; tokens of a page"""
-        dim, item = self.head_dim, self.dtype.itemsize
-        first = f"{batch}, tokens" if block_table is None else "pages, page_size"
-        for name, array in (("k", k), ("v", v)):
-            right = array.ndim == 4 and array.shape[2:] == (self.kv_heads, dim) and array.dtype == self.dtype
-            if not right or (block_table is None and array.shape[0] != batch):
-                raise ValueError(
-                    f"{WHO}: {name} is {array_text(array)}; it must be {self.dtype.name} ({first}, "
-                    f"{self.kv_heads}, {dim})"
-                )
-            at, steps = address_of(array), array.strides[:3]
-            if array.size and (
-                at % PIECE or any(s < 0 or s % PIECE for s in steps) or array.strides[3] != item
-            ):
-                raise ValueError(
-                    f"{WHO}: {name} begins at address {at:#x} and has strides {array.strides}; all but the "
-                    f"last must be multiples of {PIECE}, the last {item}. Give a copy"
-                )
-        if k.shape != v.shape or k.strides != v.strides:
+        if block_table is None and k.shape[0] != batch:
             raise ValueError(
-                f"{WHO}: k is {k.shape} with strides {k.strides}, v {v.shape} with {v.strides}; they must be "
-                "the same"
+                f"{WHO}: k is {array_text(k)}; without a block_table it must be {self.dtype.name} ({batch}, "
+                f"tokens, {self.kv_heads}, {self.head_dim})"
             )
+        item, steps = self.dtype.itemsize, k.strides
+        if k.size and (any(s < 0 or s % PIECE for s in steps[:3]) or steps[3] != item):
+            raise ValueError(
+                f"{WHO}: k has strides {steps}; all but the last must be multiples of {PIECE}, the last "
+                f"{item}. Give a copy"
+            )
+        if steps != v.strides:
+            raise ValueError(f"{WHO}: k has strides {steps}, v {v.strides}; they must be the same")
         if sum((n - 1) * step for n, step in zip(k.shape, k.strides, strict=True)) >= MOST_BYTES:
             raise ValueError(f"{WHO}: k and v are of {k.nbytes} bytes; they must have less than {MOST_BYTES}")
         if block_table is None:
             return 0, k.shape[1]
-        if block_table.ndim != 2:
-            raise ValueError(
-                f"{WHO}: block_table is {array_text(block_table)}; it must be int32 (batch, pages)"
-            )
         return max(1, block_table.shape[1]), k.shape[1] if block_table.shape[1] else 0
 
     @staticmethod
@@ -890,16 +838,8 @@ class FlashDecode:
             )
         return float(value)
 
-    def free(self) -> None:
-        """Free the symmetric memory; the object cannot be used afterwards. Collective."""
-        method, self._method = self._method, None
-        self._plans.clear()
-        if method:
-            method.free()
-
 
 WHO = FlashDecode.__name__
-OPTIONAL = ("block_table",)
 MOST_TOKENS = (1 << 31) - 1  # of a sequence: lengths are int32
 MOST_BYTES = (1 << 32) * PIECE - PIECE  # of k: pieces are counted in 32 bits
 

@@ -41,17 +41,13 @@ from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wai
 from shmemkit.device.cuda.float_storage import ELEMENTS, element
 from shmemkit.device.cuda.unroll import folded, for_each, mapped, tuple_of
 from shmemkit.device.cuda.weighted_sums import four_words, two_words, weighted_sum
-from shmemkit.runtime.budget import checked_sms
-from shmemkit.runtime.stream_order import shared_order
+from shmemkit.operations.operation import Given, Operation
 from shmemkit.runtime.symmetric_memory import as_dtype
-from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import call_on, check_writable, new_output, overlap, with_shape
+from shmemkit.runtime.world import World
 from shmemkit.support.dtypes import numpy_dtype
-from shmemkit.support.settings import array_text, integer, listed, one_of
+from shmemkit.support.settings import integer, listed, one_of
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, DType
 
-from .collective import check_contiguous, plans_of, run_bound
-from .method import agree_on
 from .schedules.packets import PacketMethod, repeating
 from .transports import LAMPORT, rank_after
 
@@ -308,7 +304,7 @@ class _Combine(PacketMethod):
         return self.launch(self.kernel, max(1, grid), *args, pdl=True)
 
 
-class AttentionCombine:
+class AttentionCombine(Operation):
     """Combine partial attention over the ranks. Collective.
 
     ``op = sk.AttentionCombine(world, max_batch, heads, head_dim)``, then ``out = op(partial, lse)``. Each
@@ -338,6 +334,17 @@ class AttentionCombine:
     2 * n_ranks times what a rank gets in a call.
     """
 
+    ARRAYS = {
+        "partial": Given("batch heads head_dim"),
+        "lse": Given("batch heads", "float32", align=0),
+        "out": Given("batch own_heads head_dim", new=True, may_be="partial"),
+    }
+    LIMITS = {"batch": ("max_batch", "batch entries")}
+    max_batch: int
+    heads: int
+    head_dim: int
+    form: AttentionForm
+
     def __init__(
         self,
         world: World,
@@ -349,23 +356,21 @@ class AttentionCombine:
         *,
         sms: int | None = None,
     ):
-        check_world(WHO, world)
-        self._method: Any = None
-        kind: Any = None
-
         def check():
-            nonlocal kind
-            kind = check_heads(WHO, world, max_batch, heads, head_dim, dtype, form)
-            sizes = {"max_batch": max_batch, "heads": heads, "head_dim": head_dim}
-            self.sms = checked_sms(WHO, sms)
-            return {**sizes, "dtype": kind.name, "form": form, "sms": self.sms}
+            self.dtype = check_heads(WHO, world, max_batch, heads, head_dim, dtype, form)
+            given = {
+                "max_batch": int(max_batch),
+                "heads": int(heads),
+                "head_dim": int(head_dim),
+                "form": form,
+            }
+            vars(self).update(given)
+            return {**given, "dtype": self.dtype.name}
 
-        agree_on(world, WHO, check)
-        self.world, self.dtype, self.form = world, kind, form
-        self.max_batch, self.heads, self.head_dim = int(max_batch), int(heads), int(head_dim)
-        self._plans, self._order = plans_of(world), shared_order(world)
-        of = self.heads, self.head_dim, kind.name, form
-        self._method = _Combine(world, self.max_batch, *of, name=f"attention_combine {form}", sms=self.sms)
+        super().__init__(world, check, sms)
+        self.own_heads = self.heads if form == "all_gather" else self.heads // world.n_ranks
+        of = self.max_batch, self.heads, self.head_dim, self.dtype.name, form
+        self._method: Any = self._part(_Combine, world, *of, name=f"attention_combine {form}")
         self.packets, self.functions = self._method.packets, self._method.functions
 
     def __call__(
@@ -384,44 +389,10 @@ class AttentionCombine:
         All are C-contiguous; partial and out begin at multiples of 16 bytes. When the stream has run it,
         later work on it sees the result.
         """
-        world = self.world
-        if self._method is None:
-            raise RuntimeError(f"{WHO}: it was freed; make a new one")
-        check_world(WHO, world)
-        stream, waits = call_on(world, stream, partial, lse, out)
-        like: Any = with_shape(WHO, "partial", partial, world.xp)
-        result: Any = out
-        if out is None:
-            heads = self.heads if self.form == "all_gather" else self.heads // world.n_ranks
-            shape = (*like.shape[:1], heads, self.head_dim)
-            result = new_output(like, shape, like.dtype, world.xp, stream, world.backend.follow)
-        run_bound(self, WHO, {"partial": like, "lse": lse, "out": result}, stream, waits)
-        return result
+        return self._enqueue({"partial": partial, "lse": lse, "out": out}, stream)["out"]
 
-    def _plan(self, partial, lse, out):
-        batch = partial.shape[0] if partial.ndim == 3 else 0
-        if batch > self.max_batch:
-            raise ValueError(
-                f"{WHO}: partial has {batch} batch entries, more than max_batch={self.max_batch}. Make an "
-                f"{WHO} with a larger max_batch"
-            )
-        heads = self.heads if self.form == "all_gather" else self.heads // self.world.n_ranks
-        check_given(WHO, "partial", partial, (batch, self.heads, self.head_dim), self.dtype, self.world)
-        check_given(WHO, "lse", lse, (batch, self.heads), as_dtype("float32", WHO), self.world)
-        check_given(WHO, "out", out, (batch, heads, self.head_dim), self.dtype, self.world)
-        check_writable(WHO, "out", out)
-        at = self.world.backend.address
-        same = self.form == "all_gather" and at(partial) == at(out)
-        if overlap(out, lse) or (overlap(out, partial) and not same):
-            raise ValueError(f"{WHO}: out overlaps partial or lse; they must lie apart")
-        return self._method.bind(partial, lse, out, batch * heads) if batch else lambda stream: None
-
-    def free(self) -> None:
-        """Free the symmetric memory; the object cannot be used afterwards. Collective."""
-        method, self._method = self._method, None
-        self._plans.clear()
-        if method:
-            method.free()
+    def _bind(self, partial, lse, out):
+        return self._method.bind(partial, lse, out, math.prod(out.shape[:2]))
 
 
 WHO = AttentionCombine.__name__
@@ -445,18 +416,6 @@ def check_heads(who, world, max_batch, heads, head_dim, dtype, form):
             "multiple of the ranks"
         )
     return kind
-
-
-def check_given(who, name, array, shape, dtype, world):
-    """ValueError unless `array` is of `shape` and `dtype`, contiguous, and aligned."""
-    if array.shape != shape or array.dtype != dtype:
-        raise ValueError(f"{who}: {name} is {array_text(array)}; it must be {dtype.name} {shape}")
-    check_contiguous(who, name, array)
-    unit = PIECE if array.ndim == 3 else array.dtype.itemsize
-    if array.size and (at := world.backend.address(array)) % unit:
-        raise ValueError(
-            f"{who}: {name} begins at address {at:#x}; it must be a multiple of {unit}. Give a copy"
-        )
 
 
 PACKETS = types.Tuple(

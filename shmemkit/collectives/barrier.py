@@ -38,13 +38,13 @@ from shmemkit.device import (
     symm_at,
     threadfence,
 )
+from shmemkit.operations.method import Method
 from shmemkit.runtime.launch import MAX_THREADS
 from shmemkit.runtime.stream_barrier import arrive_and_wait, barrier_kernel
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.world import World, check_world
 from shmemkit.typing import AnyStream
 
-from .method import Method
 from .network import ranks_in_reach
 
 ADD, GE = SignalOp.SIGNAL_ADD, ComparisonType.CMP_GE

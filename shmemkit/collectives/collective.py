@@ -11,30 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 from shmemkit.device import reduction
-from shmemkit.runtime.budget import checked_sms
-from shmemkit.runtime.stream_order import shared_order
-from shmemkit.runtime.world import OutOfReach, World, check_world
-from shmemkit.support.arrays import (
-    call_on,
-    check_writable,
-    converted,
-    keyed,
-    new_output,
-    unlocked,
-    with_shape,
-)
-from shmemkit.support.settings import array_text, integer, one_of
+from shmemkit.operations.operation import Given, WithOutputs, nothing
+from shmemkit.runtime.world import OutOfReach, World
+from shmemkit.support.arrays import call_on, converted, keyed, new_output, with_shape
+from shmemkit.support.settings import integer, one_of
 from shmemkit.support.sizes import size_text
-from shmemkit.typing import Array, DType, Shape
 
 from . import tuning
-from .bound_calls import Plans
-from .method import agree_on
 
 PLANS, EMULATED_PLANS = 1024, 64  # bound calls that are kept; the emulator's keep their arrays alive
 
 
-class Collective:
+class Collective(WithOutputs):
     """A subclass has
 
     _table    its name in the tuning table, as "all_gather"
@@ -43,8 +31,8 @@ class Collective:
               largest full array, what ``_options`` gives, the settings, and `sms`. And `methods`, their names
     _shape    (shape of x) -> the shape of a new output
     _sizes    (x, out): ValueError, with what is needed, unless their sizes fit
-    _in_place (x, out): by how many bytes x lies behind out where they may overlap, None where they may not;
-              `_overlap` says it
+    _in_place (x, out): the byte offset of x from out at which the two may overlap, or None if they never may.
+              `_overlap` is what the error says when they overlap otherwise
 
     and may have ``_checked_options()`` -> {name: value}: what else its methods are made with; TypeError or
     ValueError for what cannot be.
@@ -52,11 +40,14 @@ class Collective:
     The full array is the larger one of a call's two.
     """
 
+    ARRAYS = {
+        "x": Given(dtype=None, align=1),
+        "out": Given(dtype=None, align=1, new=True, may_be="any"),
+    }
     _table: str
     _METHODS: dict[str, Any]
     methods: tuple[str, ...]
     max_nbytes: int
-    sms: int | None
     _options: dict[str, Any]
     _choices: Any
     _overlap: str
@@ -68,24 +59,19 @@ class Collective:
     _one_place = True  # whether a symmetric `out` is the same part of symmetric memory on all ranks
 
     def __init__(self, world: World, max_nbytes: int, method: str, sms: int | None = None):
-        self._name = name = type(self).__name__
-        check_world(name, world)
-        self.world, self.method = world, method
-        self._address, self._array = world.backend.address, world.xp.ndarray
-
         def check():
-            one_of(name, "method", method, (*self._METHODS, "auto"))
+            name = self._who
+            self.method = one_of(name, "method", method, (*self._METHODS, "auto"))
             self.max_nbytes = integer(name, "max_nbytes", max_nbytes, 0)
-            self._options, self.sms = self._checked_options(), checked_sms(name, sms)
-            return {"max_nbytes": self.max_nbytes, "method": method, "sms": self.sms, **self._options}
+            self._options = self._checked_options()
+            return {"max_nbytes": self.max_nbytes, "method": method, **self._options}
 
-        agree_on(world, name, check)
-        self._methods: Any = {}  # None once it is freed
-        self._plans, self._outputs, self.refused = plans_of(world), [], {}
-        self._order = shared_order(world)
+        super().__init__(world, check, sms)
+        self._address, self._array = world.backend.address, world.xp.ndarray
+        self.refused = {}
         try:
             if method != "auto":
-                self._methods[method] = self._make(method, self.max_nbytes)
+                self._methods = {method: self._make(method, self.max_nbytes)}
             else:
                 built = tuning.build(world, self._table, self.max_nbytes, self._make, self.sms)
                 self._methods, self._choices, self.refused, self._chosen_by = built
@@ -94,6 +80,7 @@ class Collective:
             if isinstance(error, OutOfReach) and method != "auto":
                 error.args = (f"{error}. method='auto' takes one that can be used here, if there is one",)
             raise
+        self._parts += self._methods.values()
 
     def _checked_options(self):
         return {}
@@ -120,10 +107,10 @@ class Collective:
     def _call(self, x, out, stream):
         world, array, result, waits = self.world, self._array, out, False
         if world.finalized:
-            check_world(self._name, world)
+            self._check_alive()
         if not isinstance(x, array) or not (out is None or isinstance(out, array)):
             (stream, waits), given = call_on(world, stream, x, out), x
-            x = with_shape(self._name, "x", x, world.xp)
+            x = with_shape(self._who, "out" if given is out and self._out_is_alike else "x", x, world.xp)
             if out is given:
                 out = x
         elif stream is world.stream:
@@ -135,31 +122,28 @@ class Collective:
             address = self._address
             key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
         else:
-            key, arrays = keyed(self._name, {"x": x, "out": out}, world.xp)
-            x, out = arrays.values()
+            key, arrays = keyed(self._who, self._named(x, out), world.xp)
+            x, out = arrays["x"], arrays["out"]
         run = self._plans.get(key)
         if run is None:
-            run = self._plan(key, *converted(self._name, {"x": x, "out": out}, world.xp).values())
+            self._check_alive()
+            run = self._plan(converted(self._who, self._named(x, out), world.xp), {})
+            self._plans.keep(key, run)
         alike = out if self._out_is_alike else x
-        self._order.before(stream, self._name, alike, shared=out if self._one_place else None)
+        self._order.before(stream, self._who, alike, shared=out if self._one_place else None)
         run(stream)
         if waits:
             world.stream.synchronize()
         return result
 
-    def _plan(self, key, x, out):
-        """Bind the method for these arrays; bound calls are kept by address."""
-        name = self._name
-        self._check_alive()
-        for argument, array in (("x", x), ("out", out)):
-            if array.dtype.hasobject:
-                raise TypeError(f"{name}: {argument} has Python objects; it must have numbers, as float32")
-            check_contiguous(name, argument, array)
-        if self._writes(x, out):
-            check_writable(name, "out", out)
+    def _named(self, x, out):
+        """The arrays, first that which all ranks give."""
+        return {"out": out, "x": x} if self._out_is_alike else {"x": x, "out": out}
+
+    def _bind(self, x, out):
+        """Bind the method for these arrays."""
         self._sizes(x, out)
-        x, out = unlocked(x), unlocked(out)
-        full = self._full(x, out)
+        name, full = self._who, self._full(x, out)
         times = max((method.counts(x.dtype.name) for method in self._methods.values()), default=1)
         if times * full > self.max_nbytes:
             of = {out.nbytes: "out", x.nbytes: "x"}.get(full, "the whole array")
@@ -174,12 +158,13 @@ class Collective:
         in_place = offset is not None and at == to + offset
         if at < to + out.nbytes and to < at + x.nbytes and not in_place:
             raise ValueError(f"{name}: x and out overlap; {self._overlap}")
-        run = _nothing
-        if x.size:
-            method = self.method_for(times * full, self.world.is_symmetric(out))
-            run = self._bind(self._methods[method], x.reshape(-1), out.reshape(-1), in_place)
-        self._plans.keep(key, run)
-        return run
+        if not x.size:
+            return nothing
+        method = self._methods[self.method_for(times * full, self.world.is_symmetric(out))]
+        return self._bind_method(method, x.reshape(-1), out.reshape(-1), in_place)
+
+    def _is_written(self, name, arrays):
+        return name == "out" and self._writes(arrays["x"], arrays["out"])
 
     def _writes(self, x, out):
         """Whether a call writes `out` on this rank."""
@@ -196,7 +181,7 @@ class Collective:
         """Bytes of the full array."""
         return max(x.nbytes, out.nbytes)
 
-    def _bind(self, method, x, out, in_place):
+    def _bind_method(self, method, x, out, in_place):
         return method.bind(*self._words(x, out), in_place)
 
     def _words(self, x, out):
@@ -205,24 +190,12 @@ class Collective:
         unit = "uint8" if (address(x) | address(out) | x.nbytes | out.nbytes) % 8 else "uint64"
         return x.view(unit), out.view(unit)
 
-    def _check_alive(self):
-        if self._methods is None:
-            raise RuntimeError(f"{self._name}: it was freed; make a new one")
-
-    def output(self, shape: Shape, dtype: DType) -> Array:
-        """-> a symmetric array for a result, of this shape and dtype on all ranks: CuPy's, on the emulator
-        NumPy's. The object frees it in ``free``. Errors as of ``sk.empty``. Collective.
-        """
-        self._check_alive()
-        self._outputs.append(self.world.empty(shape, dtype, f"{self._table}.output[{len(self._outputs)}]"))
-        return self._outputs[-1]
-
     def method_for(self, nbytes: int, symmetric: bool = False) -> str:
         """-> the name of the method for a full array (the larger one of x and out) of `nbytes` bytes, up to
         max_nbytes; with `symmetric`, for a result in symmetric memory. TypeError or ValueError for any other
         `nbytes`.
         """
-        integer(self._name, "nbytes", nbytes, 0, self.max_nbytes)
+        integer(self._who, "nbytes", nbytes, 0, self.max_nbytes)
         if self.method != "auto":
             return self.method
         return tuning.method_at(self._choices[symmetric], nbytes)
@@ -230,7 +203,7 @@ class Collective:
     def describe(self) -> str:
         """-> which method calls take, by size, and from where that choice came: a table that was measured on
         this GPU model, one of other numbers of ranks, or a model."""
-        world, name = self.world, self._name
+        world, name = self.world, self._who
         n = world.n_ranks
         where = f"{n} rank{'s' * (n > 1)} on {world.backend.gpu_name}"
         if self.method != "auto":
@@ -241,19 +214,6 @@ class Collective:
             lines.append(f"  {output}: {', then '.join(taken)}")
         lines += [f"  not {method}: {why}" for method, why in self.refused.items()]
         return "\n".join(lines)
-
-    def free(self) -> None:
-        """Give the symmetric memory back, also that of the outputs, when this rank's GPU work has ended.
-        Afterwards neither the object nor graphs that captured its calls can be used. Collective.
-        """
-        methods, self._methods = self._methods, None
-        self._plans.clear()
-        for method in (methods or {}).values():
-            method.free()
-        while self._outputs:
-            output = self._outputs.pop(0)
-            if self.world.is_symmetric(output):  # not freed already
-                self.world.free(output)
 
 
 class OfRoot(Collective):
@@ -276,7 +236,7 @@ class OfRoot(Collective):
             return self._call(x, out, stream)
         if out is not None:
             raise ValueError(
-                f"{self._name}: out is given on rank {self.world.rank}; it must be None there. The root, "
+                f"{self._who}: out is given on rank {self.world.rank}; it must be None there. The root, "
                 f"rank {self.root}, gets the result"
             )
         self._call(x, x, stream)
@@ -288,41 +248,6 @@ class OfRoot(Collective):
         or ValueError for any other `nbytes`.
         """
         return super().method_for(nbytes)
-
-
-def plans_of(world):
-    return Plans(EMULATED_PLANS if world.backend.name == "emulator" else PLANS)
-
-
-def run_bound(host, who, arrays, stream, waits, optional=(), **numbers):
-    """Enqueue a call of `host`: the one that was bound to arrays like these before, or a new one.
-
-    host     has `world`, `_plans`, `_order`, and _plan(**arrays, **numbers) -> run(stream)
-    arrays   {name: array}; calls are compared by the first one
-    numbers  which belong to the call as the arrays do
-    stream, waits  as of ``call_on``
-    """
-    world, first = host.world, next(iter(arrays))
-    key, known = keyed(who, arrays, world.xp, optional)
-    key = *key, *numbers.values()
-    run = host._plans.get(key)
-    if run is None:
-        run = host._plan(**converted(who, known, world.xp, optional), **numbers)
-        host._plans.keep(key, run)
-    host._order.before(stream, who, known[first])
-    run(stream)
-    if waits:
-        world.stream.synchronize()
-
-
-def check_contiguous(name, argument, array):
-    if not array.flags.c_contiguous:
-        instead = "a C-contiguous `out`" if argument.startswith("out") else "a copy"
-        if argument in ("x", "y") and "torch" in sys.modules:
-            instead += f": of a tensor, {argument}.contiguous()"
-        raise ValueError(
-            f"{name}: {argument} is {array_text(array)}; it must be C-contiguous. Give {instead}"
-        )
 
 
 def checked_root(name, world, root):
@@ -346,7 +271,3 @@ def check_reducible(name, op, dtype):
         reduction(op, dtype.name)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-
-
-def _nothing(stream):
-    pass

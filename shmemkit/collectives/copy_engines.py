@@ -23,8 +23,7 @@ Blocks store a rank's own segment to its output: a copy would delay those to oth
 from numba import cuda, types
 
 from shmemkit.device import copy_block, span
-
-from .method import Method
+from shmemkit.operations.method import Method
 
 
 class SideStreams:

@@ -33,14 +33,14 @@ from __future__ import annotations
 from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, symm_at, threadfence, wait_block
+from shmemkit.operations.method import agree
+from shmemkit.operations.operation import Given, Operation
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
-from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import as_array, call_on, check_writable, new_array, new_output, unlocked
-from shmemkit.support.settings import array_text, integer
+from shmemkit.runtime.world import World
+from shmemkit.support.arrays import new_array
+from shmemkit.support.settings import integer
 from shmemkit.typing import AnyStream, ArrayT, DType
-
-from .method import agree
 
 # ---- pieces for users' kernels; all threads of a block, of any shape, call them
 
@@ -113,7 +113,7 @@ def queue_kernel(inputs, outputs, slots, full, empty, state, receiver, sender, n
 # ---- the host object
 
 
-class Queue:
+class Queue(Operation):
     """A queue from this rank to rank `to`. Every rank sends to one rank and receives from one. Collective.
 
     ``queue = sk.Queue(world, n_slots, item_size)``, then ``queue(inputs)``, which enqueues one transfer:
@@ -138,6 +138,14 @@ class Queue:
     blocks at once; MemoryError, on all ranks, if the symmetric heap is full.
     """
 
+    ARRAYS = {
+        "inputs": Given("n item_size", align=1),
+        "outputs": Given("m item_size", align=1, new=True),
+    }
+    n_slots: int
+    item_size: int
+    receiver: int
+
     def __init__(
         self,
         world: World,
@@ -150,27 +158,20 @@ class Queue:
         block: int = 128,
         name: str = "queue",
     ):
-        check_world("Queue", world)
-        self.world, self._arrays, self._launch = world, [], None
-        numbers = dict(
-            n_slots=n_slots,
-            item_size=item_size,
-            n_producers=n_producers,
-            n_consumers=n_consumers,
-            block=block,
-        )
-        agree(world, lambda: self._take(numbers, dtype, to), self.free)
-        agree(world, lambda: self._prepare(**numbers, name=name), self.free)
+        given = {"n_slots": n_slots, "item_size": item_size, "n_producers": n_producers}
+        given |= {"n_consumers": n_consumers, "block": block}
 
-    def _take(self, numbers, dtype, to):
-        """Check the arguments: one rank alone may have wrong ones."""
-        world = self.world
-        for label, value in numbers.items():
-            numbers[label] = integer("Queue", label, value, 1)
-        self.dtype = as_dtype(dtype, "Queue: ")
-        self.n_slots, self.item_size = numbers["n_slots"], numbers["item_size"]
-        to = (world.rank + 1) % world.n_ranks if to is None else to
-        self.receiver = integer("Queue", "to", to, 0, world.n_ranks - 1)
+        def check():
+            for label, value in given.items():
+                given[label] = integer("Queue", label, value, 1)
+            self.dtype = as_dtype(dtype, "Queue: ")
+            self.n_slots, self.item_size = given["n_slots"], given["item_size"]
+            following = (world.rank + 1) % world.n_ranks
+            self.receiver = integer("Queue", "to", following if to is None else to, 0, world.n_ranks - 1)
+            return {"n_slots": self.n_slots, "item_size": self.item_size, "dtype": self.dtype.name}
+
+        super().__init__(world, check)
+        agree(world, lambda: self._prepare(**given, name=name), self.free)
 
     def _prepare(self, n_slots, item_size, n_producers, n_consumers, block, name):
         world = self.world
@@ -181,15 +182,15 @@ class Queue:
                 "of one other rank"
             )
         self.sender = receivers.index(world.rank)
-        self._arrays.append(world.empty((n_slots, item_size), self.dtype, name=f"{name}.slots"))
+        self._outputs.append(world.empty((n_slots, item_size), self.dtype, name=f"{name}.slots"))
         for signals in ("full", "empty"):
-            self._arrays.append(world.signals(n_slots, f"{name}.{signals}"))
-        self.slots, self.full, self.empty = self._arrays
+            self._outputs.append(world.signals(n_slots, f"{name}.{signals}"))
+        self.slots, self.full, self.empty = self._outputs
         state = world.xp.zeros(3, "uint64")
+        ranks = self.receiver, self.sender
+        self._rest = as_words(self.slots), self.full, self.empty, state, *ranks, n_producers
         nothing = as_words(new_array(world.xp, (0, item_size), self.dtype))
-        signals = (self.full, self.empty, state)
-        args = (nothing, nothing, as_words(self.slots), *signals, self.receiver, self.sender, n_producers)
-        blocks = n_producers + n_consumers
+        blocks, args = n_producers + n_consumers, (nothing, nothing, *self._rest)
         self._launch = bind(queue_kernel, blocks, block, args, co_resident=True, group=world)
 
     def __call__(
@@ -206,39 +207,18 @@ class Queue:
         the sender's inputs, and `inputs` may be written again. TypeError or ValueError for other arrays,
         RuntimeError after ``free``.
         """
-        check_world("Queue", self.world)
-        if self._launch is None:
-            raise RuntimeError("Queue: it was freed; make a new one")
-        world = self.world
-        stream, waits = call_on(world, stream, inputs, outputs)
-        given = self._checked("inputs", inputs)
-        if outputs is None:
-            follow = world.backend.follow
-            outputs = new_output(inputs, given.shape, self.dtype, world.xp, stream, follow)
-        to = self._checked("outputs", outputs)
-        check_writable("Queue", "outputs", to)
-        self._launch.set("outputs", as_words(to))
-        self._launch.set("inputs", as_words(unlocked(given)))
-        self._launch(stream=stream)
-        if waits:
-            world.stream.synchronize()
-        return outputs
+        return self._enqueue({"inputs": inputs, "outputs": outputs}, stream)["outputs"]
 
-    def _checked(self, label, array):
-        array = as_array("Queue", label, array, self.world.xp)
-        as_needed = array.ndim == 2 and array.shape[1] == self.item_size and array.dtype == self.dtype
-        if not (as_needed and array.flags.c_contiguous):
-            raise ValueError(
-                f"Queue: {label} is {array_text(array)}; it must be C-contiguous {self.dtype} of shape "
-                f"(n, {self.item_size})"
-            )
-        return array
+    def _new_shape(self, name, arrays):
+        return arrays["inputs"].shape
 
-    def free(self) -> None:
-        """Give the symmetric memory back; the Queue cannot be used any more. Collective."""
-        self._launch = None
-        while self._arrays:
-            self.world.free(self._arrays.pop(0))
+    def _in_order(self, stream, arrays):
+        """The program orders transfers: see above."""
+
+    def _bind(self, inputs, outputs):
+        bound = self._launch.with_args(as_words(inputs), as_words(outputs), *self._rest)
+        bound.forget_arrays()
+        return bound
 
 
 def as_words(array):

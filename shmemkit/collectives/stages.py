@@ -6,7 +6,8 @@ bytes, follows them in a launch of its own, by LL packets: no array is copied to
 
 from typing import Any, ClassVar
 
-from .method import Method
+from shmemkit.operations.method import Method
+
 from .transports import LL
 
 

@@ -27,8 +27,8 @@ import numpy as np
 from numba import cuda
 
 from shmemkit.backends.streams import address_of_stream
-from shmemkit.collectives.bound_calls import Plans
 from shmemkit.device.cuda.float_storage import ELEMENTS
+from shmemkit.operations.plans import Plans
 from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.world import current
 from shmemkit.support import gpus
@@ -68,7 +68,7 @@ class Product:
 
     def __init__(self, sms):
         self.sms = checked_sms(self._who, sms)
-        self._plans, self._of_graphs = Plans(PLANS, _synchronize), set()
+        self._plans = Plans(PLANS, _synchronize)
 
     def _enqueue(self, given, scales, shape_of, bind, activation, stream):
         """Enqueue a product of the arrays `given`, {name: array}, with `scales`, or None. -> that named
@@ -108,10 +108,7 @@ class Product:
         if stream is None and world is None:
             stream = _cupy().cuda.get_current_stream()
         capturing = _captures(world, stream)
-        if key not in self._plans:
-            self._plans.keep(key, run, capturing)
-        if capturing:
-            self._of_graphs.add(run)  # the graph uses what it has
+        self._plans.keep(key, run, capturing)
         run(stream)
         if waits and world is not None:
             world.stream.synchronize()

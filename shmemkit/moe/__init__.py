@@ -15,16 +15,17 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from shmemkit.collectives.collective import check_contiguous, plans_of
-from shmemkit.collectives.method import agree, agree_on
 from shmemkit.device import TILE_BYTES
 from shmemkit.device.cuda.weighted_sums import DTYPES
+from shmemkit.operations.method import agree, agree_on
+from shmemkit.operations.plans import plans_of
 from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.stream_order import shared_order
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world
 from shmemkit.support.arrays import (
     call_on,
+    check_contiguous,
     converted,
     is_tensor,
     keyed,

@@ -34,6 +34,7 @@ from shmemkit.gemm.grouped.sm90 import stacked
 from shmemkit.gemm.problem import HALVES, Problem
 from shmemkit.gemm.sm90 import Kinds, Tile, grouping, signature
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
+from shmemkit.operations.operation import Given
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import integer, listed
 from shmemkit.typing import AllGatherGroupedGemmMethod, AnyArray, AnyStream, ArrayT
@@ -118,7 +119,12 @@ class AllGatherGroupedGemm(ExpertLayer):
     # Decided by benchmarks/results/model/ag_grouped_gemm_h100x4.json
     unused = "at 1 of 3 measured shapes it is slower than 'sequential', by 17 %"
     options: dict[str, Any] = {"columns": None}
-    alike = ("x",)
+    ARRAYS = {
+        "x": Given("m k", dtype=None, align=0),
+        "w": Given("experts n k", "x", contiguous=False, align=0),
+        "topk_ids": Given("n_ranks*m topk", dtype=None, align=0),
+        "out": Given("n_ranks*m*topk n", "x", align=0, new=True),
+    }
     max_nbytes: int
 
     def __init__(
@@ -180,33 +186,19 @@ class AllGatherGroupedGemm(ExpertLayer):
         return self._multiply({"x": x, "w": w, "topk_ids": topk_ids}, out, stream)
 
     # -- inside
-    def _shape(self, x, w, topk_ids):
-        n_ranks, who = self.world.n_ranks, type(self).__name__
-        if x.ndim != 2 or w.ndim != 3 or topk_ids.ndim != 2 or x.shape[1] != w.shape[2]:
-            raise ValueError(
-                f"{who}: x, w and topk_ids are {x.shape}, {w.shape} and {topk_ids.shape}; they must be "
-                "(m, K), (E, N, K) and (M, topk)"
-            )
-        if topk_ids.shape[0] != n_ranks * x.shape[0]:
-            raise ValueError(
-                f"{who}: topk_ids is {topk_ids.shape}, and x is {x.shape}; topk_ids must have "
-                f"{n_ranks * x.shape[0]} rows, for {x.shape[0]} tokens of each of {n_ranks} ranks"
-            )
-        return topk_ids.shape[0] * topk_ids.shape[1], w.shape[1]
-
-    def _check(self, x, w, topk_ids, out):
-        who, n_bytes = type(self).__name__, self.world.n_ranks * x.nbytes
-        if x.dtype != w.dtype or x.dtype != out.dtype or x.dtype.name not in HALVES:
-            raise ValueError(
-                f"{who}: x is {x.dtype}, w is {w.dtype} and out is {out.dtype}; all must be {listed(HALVES)}"
-            )
+    def _check(self, arrays):
+        sizes = super()._check(arrays)
+        x, n_bytes = arrays["x"], self.world.n_ranks * arrays["x"].nbytes
+        if x.dtype.name not in HALVES:
+            raise ValueError(f"{self._who}: x is {x.dtype}; it must be {listed(HALVES)}")
         if n_bytes > self.max_nbytes:
             raise ValueError(
-                f"{who}: the tokens of all ranks have {n_bytes} bytes, more than max_nbytes="
+                f"{self._who}: the tokens of all ranks have {n_bytes} bytes, more than max_nbytes="
                 f"{self.max_nbytes}. Make one with a larger max_nbytes"
             )
+        return sizes
 
-    def _bind(self, arrays, index, steps):
+    def _steps(self, arrays, index, steps):
         world, gpu, (x, w, _, out) = self.world, self._gpu, arrays.values()
         (m, k), (n_experts, n, _), n_ranks = x.shape, w.shape, world.n_ranks
         whole = self._gathered[: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * m, k)

@@ -42,7 +42,6 @@ import functools
 
 from numba import cuda, float32, int32, types, uint32
 
-from shmemkit.collectives.method import Method
 from shmemkit.device import (
     TILE_BYTES,
     TILE_WORDS,
@@ -60,6 +59,7 @@ from shmemkit.device import (
     symm_at,
 )
 from shmemkit.device.cuda.weighted_sums import four_words, two_words, weighted_sum
+from shmemkit.operations.method import Method
 
 from .routing import ALL, NONE, THREADS, divide_blocks, divided, peer_at, unit_of, without_first
 

@@ -50,7 +50,6 @@ The machine code must keep (docs/machine_code.md): whole line, whole packet, who
 
 from numba import cuda, int32, types, uint32, uint64
 
-from shmemkit.collectives.method import Method
 from shmemkit.device import (
     TILE_BYTES,
     TILE_WORDS,
@@ -69,6 +68,7 @@ from shmemkit.device import (
     store_tile,
     symm_at,
 )
+from shmemkit.operations.method import Method
 
 from .expert_counts import announce, gather_counts, stride_of
 from .routing import (

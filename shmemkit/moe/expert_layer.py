@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shmemkit.gemm import check_memory
 from shmemkit.gemm.distributed import Products
+from shmemkit.operations.operation import nothing
 from shmemkit.runtime.world import World
-from shmemkit.support.settings import array_text
 
 from .expert_index import ExpertIndex, index_of
 
@@ -18,16 +17,12 @@ class ExpertLayer(Products):
 
     methods                       two: one for one node, and "sequential"
     unused                        why "auto" does not take the first one
-    _shape(x, w, topk_ids, ..)    -> the shape of out; ValueError for shapes that do not fit each other
-    _check(x, w, topk_ids, .., out)    ValueError for what else it does not take
-    _bind(arrays, index, steps)   -> the steps of a call, each run(stream); `steps` are those that make the
+    _steps(arrays, index, steps)  -> the steps of a call, each run(stream); `steps` are those that make the
                                   index
     """
 
     unused: str
-    _shape: Callable[..., tuple[int, int]]
-    _check: Callable[..., None]
-    _bind: Callable[..., list[Callable]]
+    _steps: Callable[..., list[Callable]]
 
     def __init__(
         self,
@@ -50,27 +45,19 @@ class ExpertLayer(Products):
         """Enqueue the call of these `operands`, by name, of which topk_ids may be an ExpertIndex. -> out"""
         index = operands["topk_ids"]
         if isinstance(index, ExpertIndex):
-            return self._call({**operands, "topk_ids": index.topk_ids}, out, stream, index)
-        return self._call(operands, out, stream, None)
+            operands = {**operands, "topk_ids": index.topk_ids}
+        else:
+            index = None
+        return self._enqueue({**operands, "out": out}, stream, index=index)["out"]
 
-    def _plan(self, arrays, index):
-        world, who, out = self.world, type(self).__name__, arrays["out"]
-        operands = {name: array for name, array in arrays.items() if name != "out"}
-        shape = self._shape(**operands)
-        self._check(**arrays)
-        if out.shape != shape:
-            raise ValueError(f"{who}: out is {array_text(out)}; it must be {shape}")
-        for name, array in arrays.items():
-            if name not in ("w", "topk_ids") and not array.flags.c_contiguous:
-                raise ValueError(f"{who}: {name} is {array_text(array)}; it must be C-contiguous")
-        check_memory(who, out, **operands)
+    def _bind(self, index, **arrays):
+        who, world, x, out = self._who, self.world, arrays["x"], arrays["out"]
         if not out.size:
-            return lambda stream: None
-        x, w = arrays["x"], arrays["w"]
+            return nothing
         if not x.shape[1]:
             raise ValueError(f"{who}: x is {x.shape}; K must be 1 or more")
-        index, steps = index_of(who, world, index or arrays["topk_ids"], w.shape[0])
-        return Steps(self._bind(arrays, index, steps), index)
+        index, steps = index_of(who, world, index or arrays["topk_ids"], arrays["w"].shape[0])
+        return Steps(self._steps(arrays, index, steps), index)
 
 
 class Steps:

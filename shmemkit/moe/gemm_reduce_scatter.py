@@ -38,7 +38,6 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, int64, types
 
-from shmemkit.collectives.method import Method
 from shmemkit.collectives.reduce_scatter import ReduceScatter
 from shmemkit.device.cuda.float_storage import element
 from shmemkit.device.shmem.ordered_access import red_release
@@ -50,6 +49,8 @@ from shmemkit.gemm.grouped.sm90 import stacked
 from shmemkit.gemm.problem import HALVES, Problem
 from shmemkit.gemm.sm90 import ALONE, Kinds, Tile, signature
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
+from shmemkit.operations.method import Method
+from shmemkit.operations.operation import Given
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
@@ -343,7 +344,15 @@ class GroupedGemmReduceScatter(ExpertLayer):
     # Decided by benchmarks/results/model/grouped_gemm_rs_h100x4.json
     unused = "it takes 2 to 3 times as long as 'sequential' on 4 H100"
     options = Fused.options
-    alike = "x", "out"
+    ARRAYS = {
+        "x": Given("pairs k", align=0),
+        "w": Given("experts n k", contiguous=False, align=0),
+        "topk_ids": Given("tokens of_each", dtype=None, align=0),
+        "weights": Given("tokens of_each", "float32", align=0),
+        "out": Given("tokens/n_ranks n", new=True, align=0),
+    }
+    LIMITS = {"tokens": ("max_tokens", "tokens"), "n": ("max_n", "columns")}
+    ALIKE = "x", "out"
     max_tokens: int
     topk: int
     max_n: int
@@ -412,34 +421,17 @@ class GroupedGemmReduceScatter(ExpertLayer):
         return self._multiply(operands, out, stream)
 
     # -- inside
-    def _shape(self, x, w, topk_ids, weights):
-        n_ranks, who = self.world.n_ranks, type(self).__name__
-        right = x.ndim == topk_ids.ndim == weights.ndim == 2 and w.ndim == 3 and x.shape[1] == w.shape[2]
-        right = right and x.shape[0] == topk_ids.shape[0] * topk_ids.shape[1]
-        if not right or weights.shape != topk_ids.shape or topk_ids.shape[0] % n_ranks:
+    def _check(self, arrays):
+        sizes = super()._check(arrays)
+        shape, pairs = arrays["topk_ids"].shape, len(arrays["x"])
+        if pairs != shape[0] * shape[1] or shape[1] > self.topk:
             raise ValueError(
-                f"{who}: x, w, topk_ids and weights are {x.shape}, {w.shape}, {topk_ids.shape} and "
-                f"{weights.shape}; they must be (M * topk, K), (E, N, K), (M, topk) and (M, topk), M a "
-                f"multiple of the number of ranks, {n_ranks}"
+                f"{self._who}: x has {pairs} rows, and topk_ids is {shape}; x must have a row for each "
+                f"expert of each token, and topk_ids at most {self.topk} columns, topk of this object"
             )
-        return topk_ids.shape[0] // n_ranks, w.shape[1]
+        return sizes
 
-    def _check(self, x, w, topk_ids, weights, out):
-        who, (tokens, topk), n = type(self).__name__, topk_ids.shape, w.shape[1]
-        for name, array in (("x", x), ("w", w), ("out", out)):
-            if array.dtype != self.dtype:
-                raise ValueError(
-                    f"{who}: {name} is {array.dtype}; it must be {self.dtype}, this object's dtype"
-                )
-        if weights.dtype.name != "float32":
-            raise ValueError(f"{who}: weights is {weights.dtype}; it must be float32")
-        if tokens > self.max_tokens or topk > self.topk or n > self.max_n:
-            raise ValueError(
-                f"{who}: there are {tokens} tokens of {topk} experts, and {n} columns, more than max_tokens="
-                f"{self.max_tokens}, topk={self.topk} and max_n={self.max_n}. Make one with larger ones"
-            )
-
-    def _bind(self, arrays, index, steps):
+    def _steps(self, arrays, index, steps):
         x, w, _, weights, out = arrays.values()
         return self._method.bind(x, w, weights, index, steps, out)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
-from .settings import shown
+from .settings import array_text, shown
 
 # Tensors without memory of their own -> those that they stand for
 HOLLOW = {"DTensor": "to_local()", "AsyncCollectiveTensor": "wait()", "FakeTensor": None}
@@ -247,6 +247,15 @@ def unlocked(array):
     interface = dict(array.__array_interface__)
     interface["data"] = interface["data"][0], False
     return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array)).view(array.dtype)
+
+
+def check_contiguous(who, name, array):
+    """ValueError unless `array` is C-contiguous."""
+    if not array.flags.c_contiguous:
+        instead = "a C-contiguous `out`" if name.startswith("out") else "a copy"
+        if name in ("x", "y") and "torch" in sys.modules:
+            instead += f": of a tensor, {name}.contiguous()"
+        raise ValueError(f"{who}: {name} is {array_text(array)}; it must be C-contiguous. Give {instead}")
 
 
 def check_writable(who, name, array):

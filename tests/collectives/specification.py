@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from reduced import combined
 
 import shmemkit as sk
@@ -165,8 +164,6 @@ def calls(
         if symmetric:
             world.host_barrier()  # the host's next writes to symmetric arrays are no part of the call
     made.free()
-    with pytest.raises(RuntimeError, match="freed"):
-        what.call(made, x, out)
 
 
 def few_calls(name, method, sizes, dtype="uint64", root=0, symmetric=False):

@@ -34,7 +34,7 @@ def test_nothing_is_left_of_one_that_is_refused(pes, monkeypatch, capfd, method,
         return real(*args, **options)
 
     real = sk.bind
-    monkeypatch.setattr("shmemkit.collectives.method.bind", bind)
+    monkeypatch.setattr("shmemkit.operations.method.bind", bind)
     monkeypatch.setattr("shmemkit.runtime.stream_barrier.bind", bind)
 
     def main():

@@ -304,19 +304,12 @@ def test_a_wrong_call_to_float8():
             ({"scale": one, "scales": scales}, "scale and scales are given"),
             ({"scale": scales}, r"scale is float32 \(4, 3\); it must be float32 of one element"),
             ({"scale": one.astype("float64")}, r"scale is float64 \(1,\); it must be float32"),
-            ({"scales": scales[:, :2].copy()}, r"scales is float32 \(4, 2\); it must be float32 \(4, 3\)"),
             ({"scale": one, "out": rows.copy()}, "out is float16 .*; it must be float8_e4m3fn"),
             ({"out": np.ones(rows.shape, F8)}, "out is float8_e4m3fn .*; it must be float16"),
             ({"scale": one, "out": rows.view(F8).reshape(-1)[: rows.size].reshape(rows.shape)}, "overlap"),
         ):
             with pytest.raises(ValueError, match=said):
                 op(rows, rows.copy(), row, **more)
-        with pytest.raises(TypeError, match="scale is 0.5; it must be a NumPy array"):
-            op(rows, rows.copy(), row, scale=0.5)
-        scales.flags.writeable = False
-        with pytest.raises(ValueError, match="scales is a read-only array"):
-            op(rows, rows.copy(), row, scales=scales)
-        op.free()
 
     spmd(1, main)
 
@@ -332,26 +325,12 @@ def test_a_wrong_call():
         op = sk.AllReduceRMSNorm(world, 4, 8, "float16", "two_shot")
         assert op.method_for(4) == "two_shot"
         rows, row = np.ones((4, 8), "float16"), np.ones(8, "float16")
-        for arguments, said in (
-            (
-                (np.ones((5, 8), "float16"), np.ones((5, 8), "float16"), row),
-                "x has 5 rows, more than max_tokens=4",
-            ),
-            ((rows, rows[:3].copy(), row), r"residual is float16 \(3, 8\); it must be float16 \(4, 8\)"),
-            ((rows, rows.astype("float32"), row), "residual is float32"),
-            ((rows, rows.copy(), rows[0, :4]), r"weight is float16 \(4,\)"),
-            ((rows, rows.copy(), row, -1.0), "eps is -1.0; it must be a number of 0 or more"),
-            ((rows, rows.copy(), row, 10**400), "it must be a number of 0 or more"),
-            ((rows, rows.copy(), row, [1e-6]), "eps is a list"),
-            ((rows, rows.copy(), row, 1e-6, rows[::-1]), "out is"),
+        for eps, said in (
+            (-1.0, "eps is -1.0; it must be a number of 0 or more"),
+            (10**400, "it must be a number of 0 or more"),
+            ([1e-6], "eps is a list"),
         ):
             with pytest.raises(ValueError, match=said):
-                op(*arguments)
-        more = np.ones((5, 8), "float16")
-        with pytest.raises(ValueError, match="out and x overlap; they must lie apart"):
-            op(more[:4], rows, row, out=more[1:])
-        op.free()
-        with pytest.raises(RuntimeError, match="it was freed"):
-            op(rows, rows.copy(), row)
+                op(rows, rows.copy(), row, eps)
 
     spmd(2, main)

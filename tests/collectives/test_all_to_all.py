@@ -47,12 +47,6 @@ def test_variable_into_one_output_again_and_again(pes, symmetric):
 # ---- variable splits
 
 
-def read_only(array):
-    array = array.copy()
-    array.flags.writeable = False
-    return array
-
-
 def landed(splits, rows, rooms, me):
     """[(from, row of its x, how many), ...] of those that land on rank `me`, and its out_splits."""
     parts, reported, at = [], [], 0
@@ -231,30 +225,14 @@ def test_variable_wrong_arrays(pes):
         world = sk.init()
         exchange = sk.AllToAllV(world, 64)
         x, splits = np.zeros((4, 2), "float32"), np.zeros(2, "int64")
-        four = np.zeros((2, 2), "int64")
         good = {"x": x, "splits": splits, "out": np.zeros((8, 2), "float32"), "out_splits": splits.copy()}
         for wrong, message in [
-            ({"splits": np.zeros(3, "int64")}, r"splits is int64 \(3,\); it must be int64 \(2,\)"),
-            ({"out_splits": np.zeros(2, "int32")}, "out_splits is int32"),
             ({"out": np.zeros((8, 3), "float32")}, "both must have rows of one dtype and shape"),
             ({"out": np.zeros((8, 2), "int32")}, "rows of one dtype and shape"),
             ({"x": np.zeros(8, "float32"), "out": np.zeros((), "float32")}, "rows of one dtype and shape"),
             ({"out": np.zeros((9, 2), "float32")}, "out has 72 bytes, more than max_nbytes=64"),
-            ({"out": np.zeros((8, 4), "float32")[:, ::2]}, "out .* it must be C-contiguous"),
-            ({"out": x[1:]}, "x and out overlap"),
-            ({"out": x}, "x and out overlap"),
-            ({"out": four, "x": four[:0], "out_splits": four[0]}, "out and out_splits overlap"),
-            ({"out": read_only(good["out"])}, "out is a read-only array; give one that can be written"),
-            ({"out_splits": read_only(splits)}, "out_splits is a read-only array"),
         ]:
             with pytest.raises(ValueError, match=message):
                 exchange(**{**good, **wrong})
-        exchange(**{**good, "x": read_only(x), "splits": read_only(splits)})
-        world.synchronize()
-        with pytest.raises(TypeError, match="splits is a list; it must be a NumPy array"):
-            exchange(**{**good, "splits": [1, 2]})
-        exchange.free()
-        with pytest.raises(RuntimeError, match="freed"):
-            exchange(**good)
 
     pes(2).run(main)

@@ -223,7 +223,7 @@ def test_in_a_users_kernel(races):
     spmd(2, main, races=races)
 
 
-def test_a_wrong_call():
+def test_wrong_arguments():
     def main(world):
         with pytest.raises(ValueError, match="head_dim is 12; of bfloat16 it must be a multiple of 8"):
             sk.AttentionCombine(world, 1, 2, 12)
@@ -233,21 +233,5 @@ def test_a_wrong_call():
             sk.AttentionCombine(world, 1, 3, 8, "int32")
         with pytest.raises(ValueError, match="the same heads on all ranks"):
             sk.AttentionCombine(world, 1, 3 + world.rank, 8)
-        op = sk.AttentionCombine(world, 2, 2, 8, "float16")
-        x, lse = np.ones((2, 2, 8), "float16"), np.ones((2, 2), "float32")
-        more = np.ones((3, 2, 8), "float16")
-        for arguments, said in (
-            ((more, lse), "partial has 3 batch entries, more than max_batch=2"),
-            ((x, lse[0]), r"lse is float32 \(2,\); it must be float32 \(2, 2\)"),
-            ((x, lse.astype("float64")), "lse is float64"),
-            ((x.astype("float32"), lse), "partial is float32"),
-            ((x, lse, x[::-1]), "out is"),
-            ((more[:2], lse, more[1:]), "out overlaps partial or lse"),
-        ):
-            with pytest.raises(ValueError, match=said):
-                op(*arguments)
-        op.free()
-        with pytest.raises(RuntimeError, match="it was freed"):
-            op(x, lse)
 
     spmd(2, main)

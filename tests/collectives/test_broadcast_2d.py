@@ -61,14 +61,6 @@ def test_what_is_not_enough_memory_is_said_first(pes):
     pes(4, local_size=2).run(main)
 
 
-def test_an_array_is_needed_on_all_ranks(pes):
-    def main():
-        with pytest.raises(TypeError, match="Broadcast: x is None; it must be a NumPy array"):
-            sk.Broadcast(sk.init(), 8)(None)
-
-    pes(2).run(main)
-
-
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0, 1])
 def test_what_is_under_way_has_come_before_memory_is_given_back(pes):
     """Nobody waits for the last signals."""

@@ -47,8 +47,6 @@ def send_around(n_slots, size, dtype, counts, producers, consumers, block, to_of
         np.testing.assert_array_equal(outputs, values(sender, repeat, count, size, dtype))
         np.testing.assert_array_equal(inputs, values(world.rank, repeat, count, size, dtype))  # untouched
     queue.free()
-    with pytest.raises(RuntimeError, match="freed"):
-        queue(inputs)
 
 
 @pytest.mark.each_value
@@ -203,32 +201,6 @@ def test_no_memory():
         world.free(world.empty(1 << 14, "uint8"))
 
     sk.emu.run(main, 2, heap_size=1 << 15)
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [np.ones((3, 5), "float32"), np.ones((3, 4)), np.ones(4, "float32"), np.ones((4, 3), "float32").T, [1.0]],
-)
-def test_wrong_inputs(pes, inputs):
-    def main():
-        Queue(sk.init(), 2, 4)(inputs, np.ones((3, 4), "float32"))
-
-    kind, needed = ValueError, "C-contiguous float32 of shape"
-    if isinstance(inputs, list):
-        kind, needed = TypeError, "a NumPy array, a PyTorch CPU tensor"
-    with pytest.raises(kind, match=f"inputs is .*; it must be {needed}"):
-        pes(1).run(main)
-
-
-def test_read_only_arrays(pes):
-    def main():
-        queue, x = Queue(sk.init(), 2, 4), np.ones((3, 4), "float32")
-        x.flags.writeable = False
-        assert (queue(x) == 1).all()
-        with pytest.raises(ValueError, match="outputs is a read-only array; give one that can be written"):
-            queue(x, x)
-
-    pes(2).run(main)
 
 
 @cuda.jit

@@ -20,8 +20,8 @@ from shmemkit.bench.results import Row
 from shmemkit.bench.sizes import parse_sizes
 from shmemkit.bench.tune import entry_of
 from shmemkit.collectives import all_gather, cost_model, tuning
-from shmemkit.collectives.method import Method
 from shmemkit.collectives.tuning import ranges
+from shmemkit.operations.method import Method
 
 H200, LL, PUSH = "NVIDIA H200", [None, "ll"], [None, "push_1d"]
 

@@ -130,17 +130,6 @@ def test_refusals_and_choice(pes):
         assert auto.method_for((1 << 10, 1 << 13), "bfloat16", 8) == "overlap_2d"
         assert auto.method_for((1, 1 << 13), "bfloat16", 8) == "sequential"
         world.backend.name = name
-        multiply, x, room = (
-            sk.AllGatherGemm(world, 2 * 64, "overlap_2d"),
-            integers(4, 8),
-            np.zeros((16, 8), BF16),
-        )
-        for arguments, text in [
-            ({"out": room[4:12], "gathered": room[8:]}, "out overlaps another"),
-            ({"out": room[:4]}, r"out is \(4, 8\); it must be \(8, 8\)"),
-        ]:
-            with pytest.raises(ValueError, match=text):
-                multiply(x, integers(8, 8), **arguments)
 
     pes(2, local_size=1).run(main)
 

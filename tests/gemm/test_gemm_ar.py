@@ -227,18 +227,10 @@ def test_wrong_arguments_and_sizes(pes, method):
             with pytest.raises(ValueError, match=f"GemmAllReduce {method} cannot be used here: .*{reason}"):
                 sk.GemmAllReduce(world, 8, 8, method=method, **arguments)
         product = sk.GemmAllReduce(world, 200, 16, method=method)
-        x, square = np.zeros((200, 16), BFLOAT16), np.zeros((16, 16), BFLOAT16)
-        for arrays, reason in [
-            (
-                (x, x[:16]),
-                f"method '{method}' does not compute 200 by 16 by 16: M is 200; it is for 128 rows",
-            ),
-            ((x[:8], x[:16, :4], x[:8, :4]), "out overlaps a"),
-            ((square, x[:16], square), "out overlaps a"),
-            ((x[:16], square, square), "out overlaps b"),
-        ]:
-            with pytest.raises(ValueError, match=reason):
-                product(*arrays)
+        x = np.zeros((200, 16), BFLOAT16)
+        said = f"method '{method}' does not compute 200 by 16 by 16: M is 200; it is for 128 rows"
+        with pytest.raises(ValueError, match=said):
+            product(x, x[:16])
         product.free()
 
     pes(2).run(main)

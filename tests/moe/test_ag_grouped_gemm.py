@@ -162,27 +162,17 @@ def test_refusals():
         x, w, ids = integers(0, 4, 16), integers(1, 3, 8, 16), routing("random", 8, 2, 3)
         for method in ("overlap", "sequential"):
             first = sk.AllGatherGroupedGemm(world, 8 * 16 * 2, method)
-            out = np.zeros((16, 8), BF16)
+            singles = x.astype("float32"), w[:, :0].astype("float32"), ids
             for arguments, text in [
-                ((x[0], w, ids), r"they must be \(m, K\), \(E, N, K\) and \(M, topk\)"),
-                ((x[:, :8].copy(), w, ids), r"x, w and topk_ids are \(4, 8\)"),
+                (singles, "x is float32; it must be bfloat16 or float16"),  # though there is nothing to do
                 ((x[:, :0].copy(), w[:, :, :0].copy(), ids), r"x is \(4, 0\); K must be 1 or more"),
-                ((x, w.astype("float32"), ids), "x is bfloat16, w is float32"),
-                ((x, w, ids[:4]), "topk_ids must have 8 rows, for 4 tokens of each of 2 ranks"),
-                ((x, w, ids.astype("float32")), "topk_ids is float32"),
-                ((x, w, ids, out[:8]), r"out is .*; it must be \(16, 8\)"),
-                ((x, w, ids, np.zeros((8, 16), BF16).T), "out is .* it must be C-contiguous"),
                 ((integers(0, 8, 16), w, routing("random", 16, 2, 3)), "more than max_nbytes=256"),
                 ((x, w, sk.ExpertIndex(world, ids, 4)), "the ExpertIndex is of 4 experts; it must be of 3"),
                 ((x, w, sk.ExpertIndex(world, ids, 3)), r"the ExpertIndex is empty; call its update\(\)"),
             ]:
                 with pytest.raises(ValueError, match=text):
                     first(*arguments)
-            with pytest.raises(TypeError, match="topk_ids is a list"):
-                first(x, w, [[0]])
             first.free()
-            with pytest.raises(RuntimeError, match="freed"):
-                first(x, w, ids)
 
     spmd(2, main)
 

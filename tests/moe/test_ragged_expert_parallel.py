@@ -8,10 +8,10 @@ from mutations import argument, omit
 from routed import routing
 
 import shmemkit as sk
-from shmemkit.collectives.method import Method
 from shmemkit.emu import EmulatorError
 from shmemkit.moe import ragged
 from shmemkit.moe.ragged import combine, dispatch, plan
+from shmemkit.operations.method import Method
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 HIDDEN = 16

@@ -30,6 +30,7 @@ LAYERS = (
     "shmemkit.device",
     "shmemkit.backends",
     "shmemkit.runtime",
+    "shmemkit.operations",
     "shmemkit.collectives",
     "shmemkit.gemm",
     "shmemkit.moe",
@@ -45,7 +46,7 @@ LAYERS = (
     "shmemkit.pytest_plugin",
     "shmemkit.__main__",
 )
-WITHOUT_EMULATOR = ("runtime", "backends.nvshmem", "collectives", "gemm", "moe", "attention")
+WITHOUT_EMULATOR = ("runtime", "backends.nvshmem", "operations", "collectives", "gemm", "moe", "attention")
 DOOR = "shmemkit.device.emulator"  # by which `device` reaches the emulator
 NUMBA_ROOM = "shmemkit.compiler"  # which alone imports numba-cuda's insides
 PUBLIC_OF_NUMBA = {"numba", "numba.cuda", "numba.types", "numba.cuda.types"}

@@ -51,8 +51,8 @@ from shmemkit.device import (
     span,
     symm_at,
 )
+from shmemkit.operations.method import Method
 
-from ..method import Method
 from ..network import device, place
 from ..transports import flag_of, rank_after
 

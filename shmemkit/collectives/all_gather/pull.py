@@ -22,8 +22,8 @@ No deadlock: senders wait for nobody, and all blocks are resident.
 from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, wait_block
+from shmemkit.operations.method import InParts
 
-from ..method import InParts
 from ..transports import rank_after
 
 

@@ -73,10 +73,9 @@ from shmemkit.device import (
     wait_block,
 )
 from shmemkit.device.packets.multimem import vec16_dtypes
+from shmemkit.operations.method import Method, cut, parts_of
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.support.settings import listed
-
-from ..method import Method, cut, parts_of
 
 OPS = {"sum": "add", "max": "max", "min": "min"}
 MINIMUM_CC = (9, 0)

@@ -47,23 +47,12 @@ from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wai
 from shmemkit.device.cuda.float8 import FLOAT8, four_e4m3
 from shmemkit.device.cuda.float_storage import element
 from shmemkit.device.cuda.unroll import folded, for_each, tuple_of
-from shmemkit.runtime.budget import checked_sms
-from shmemkit.runtime.stream_order import shared_order
+from shmemkit.operations.operation import Given, Operation
 from shmemkit.runtime.symmetric_memory import as_dtype
-from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import (
-    call_on,
-    check_writable,
-    new_output,
-    overlap,
-    unlocked,
-    with_shape,
-)
-from shmemkit.support.settings import array_text, integer, listed, one_of, options_of, shown
+from shmemkit.runtime.world import World
+from shmemkit.support.settings import integer, listed, one_of, options_of, shown
 from shmemkit.typing import AllReduceRMSNormMethod, AnyArray, AnyStream, ArrayT, DType
 
-from ..collective import check_contiguous, plans_of, run_bound
-from ..method import agree_on
 from ..schedules.packets import PacketMethod, combining, repeating
 from ..transports import LAMPORT
 
@@ -313,7 +302,7 @@ class RowMethod(PacketMethod):
         return self.launch(self.kernel, self.within(max(1, min(rows, fit))), *args, pdl=True)
 
 
-class AllReduceRMSNorm:
+class AllReduceRMSNorm(Operation):
     """All-reduce rows, add them to a residual, and normalize the sum by RMSNorm, in one kernel. Collective.
 
     ``op = sk.AllReduceRMSNorm(world, max_tokens, hidden)``, then ``out, residual = op(x, residual, weight)``:
@@ -344,6 +333,16 @@ class AllReduceRMSNorm:
     It allocates symmetric memory: of one_shot 2 * n_ranks * max_tokens rows, of two_shot 4 * max_tokens.
     """
 
+    ARRAYS = {
+        "x": Given("tokens hidden"),
+        "residual": Given("tokens hidden"),
+        "weight": Given("hidden"),
+        "new_residual": Given("tokens hidden", new=True, may_be="residual"),
+        "out": Given("tokens hidden", new=True, may_be="x"),
+        "scale": Given("", "float32", align=0, optional=True),
+        "scales": Given("tokens blocks", "float32", align=0, optional=True, written=True),
+    }
+    LIMITS = {"tokens": ("max_tokens", "rows")}
     METHODS = {"one_shot": False, "two_shot": True}
     methods = tuple(METHODS)
     options: dict[str, Any] = {"one_shot": None}
@@ -359,9 +358,6 @@ class AllReduceRMSNorm:
         options: dict[str, Any] | None = None,
         sms: int | None = None,
     ):
-        check_world(WHO, world)
-        self._methods: Any = None
-
         def check():
             integer(WHO, "max_tokens", max_tokens, 1, 1 << 20)
             integer(WHO, "hidden", hidden, 8, THREADS // 2 * MOST_PIECES * PIECE // 2)
@@ -370,30 +366,22 @@ class AllReduceRMSNorm:
                 raise ValueError(f"{WHO}: dtype is {self.dtype.name}; it must be {listed(DTYPES)}")
             if hidden % 8:
                 raise ValueError(f"{WHO}: hidden is {hidden}; it must be a multiple of 8")
-            one_of(WHO, "method", method, (*self.METHODS, "auto"))
+            self.method = one_of(WHO, "method", method, (*self.METHODS, "auto"))
             self.options = options_of(WHO, self.options, options)
             if self.options["one_shot"] is not None:
                 integer(WHO, "one_shot", self.options["one_shot"], 0)
-            self.sms = checked_sms(WHO, sms)
-            return {
-                "options": self.options,
-                "max_tokens": max_tokens,
-                "hidden": hidden,
-                "dtype": self.dtype.name,
-                "method": method,
-                "sms": self.sms,
-            }
+            self.max_tokens, self.hidden = int(max_tokens), int(hidden)
+            self.blocks = -(-self.hidden // BLOCK)
+            given = {"max_tokens": max_tokens, "hidden": hidden, "dtype": self.dtype.name}
+            return {"options": self.options, **given, "method": method}
 
-        agree_on(world, WHO, check)
-        self.world, self.method = world, method
-        self.max_tokens, self.hidden = int(max_tokens), int(hidden)
-        self._plans, self._order, self._methods = plans_of(world), shared_order(world), {}
-        first, last = self.method_for(1), self.method_for(self.max_tokens)
+        super().__init__(world, check, sms)
+        self._methods, last = {}, self.method_for(self.max_tokens)
         try:
-            for name in dict.fromkeys((first, last)):
+            for name in dict.fromkeys((self.method_for(1), last)):
                 tokens = self.max_tokens if name == last else self._most_of_one_shot()
                 given = tokens, self.hidden, self.dtype, self.METHODS[name]
-                self._methods[name] = RowMethod(world, *given, name=f"{WHO} {name}", sms=self.sms)
+                self._methods[name] = self._part(RowMethod, world, *given, name=f"{WHO} {name}")
         except (ValueError, MemoryError):
             self.free()
             raise
@@ -445,70 +433,21 @@ class AllReduceRMSNorm:
         scales. Those that are not the same do not overlap. When the stream has run it, later work on it sees
         the results.
         """
-        world = self.world
-        if self._methods is None:
-            raise RuntimeError(f"{WHO}: it was freed; make a new one")
-        check_world(WHO, world)
-        stream, waits = call_on(world, stream, x, residual, weight, out, new_residual, scale, scales)
-        x = with_shape(WHO, "x", x, world.xp)
         if scale is not None and scales is not None:
             raise ValueError(f"{WHO}: scale and scales are given; it must be one of them, or none")
-        kind = x.dtype if scale is None and scales is None else as_dtype(OUT8)
-        if out is None:
-            out = new_output(x, x.shape, kind, world.xp, stream, world.backend.follow)
-        if new_residual is None:
-            new_residual = new_output(x, x.shape, x.dtype, world.xp, stream, world.backend.follow)
         arrays = {"x": x, "residual": residual, "weight": weight, "new_residual": new_residual}
         arrays |= {"out": out, "scale": scale, "scales": scales}
-        run_bound(self, WHO, arrays, stream, waits, OPTIONAL, eps=_number(eps))
-        return out, new_residual
+        arrays = self._enqueue(arrays, stream, eps=_number(eps))
+        return arrays["out"], arrays["new_residual"]
 
-    def _plan(self, eps, **arrays):
-        arrays = {name: array for name, array in arrays.items() if array is not None}
-        x = arrays["x"]
-        rows = max(x.shape[0] if x.ndim == 2 else 0, 0), self.hidden
-        shapes = {"weight": (self.hidden,), "scales": (rows[0], -(-self.hidden // BLOCK))}
-        kinds: dict[str, Any] = dict.fromkeys(OPTIONAL, as_dtype("float32"))
-        if kinds.keys() & arrays.keys():
-            kinds["out"] = as_dtype(OUT8)
-        for name, array in arrays.items():
-            shape, kind = shapes.get(name, rows), kinds.get(name, self.dtype)
-            right = array.size == 1 if name == "scale" else array.shape == shape
-            if not right or array.dtype != kind:
-                needed = {"x": f"(tokens, {self.hidden})", "scale": "of one element"}.get(name, shape)
-                raise ValueError(f"{WHO}: {name} is {array_text(array)}; it must be {kind.name} {needed}")
-            check_contiguous(WHO, name, array)
-            unit = PIECE if name not in OPTIONAL else kind.itemsize
-            if array.size and (at := self.world.backend.address(array)) % unit:
-                raise ValueError(
-                    f"{WHO}: {name} begins at address {at:#x}; it must be a multiple of {unit}. Give a copy"
-                )
-        if rows[0] > self.max_tokens:
-            raise ValueError(
-                f"{WHO}: x has {rows[0]} rows, more than max_tokens={self.max_tokens}. Make an {WHO} with a "
-                "larger max_tokens"
-            )
-        may_be = {"out": "x" if "out" not in kinds else None, "new_residual": "residual", "scales": None}
-        for name in may_be.keys() & arrays.keys():
-            check_writable(WHO, name, arrays[name])
-            for against, array in arrays.items():
-                same = against == may_be[name] and self._at(array) == self._at(arrays[name])
-                if against != name and not same and overlap(arrays[name], array):
-                    raise ValueError(f"{WHO}: {name} and {against} overlap; they must lie apart")
-        if not rows[0]:
-            return lambda stream: None
-        given = {name: unlocked(array) for name, array in arrays.items()}
-        return self._methods[self.method_for(rows[0])].bind(**given, eps=eps)
+    def _dtype_of(self, name, arrays):
+        if name == "out" and (arrays.get("scale") is not None or arrays.get("scales") is not None):
+            return as_dtype(OUT8)
+        return super()._dtype_of(name, arrays)
 
-    def _at(self, array):
-        return self.world.backend.address(array)
-
-    def free(self) -> None:
-        """Free the symmetric memory; the object cannot be used afterwards. Collective."""
-        methods, self._methods = self._methods or {}, None
-        self._plans.clear()
-        for method in methods.values():
-            method.free()
+    def _bind(self, x, residual, weight, new_residual, out, scale, scales, eps):
+        method = self._methods[self.method_for(x.shape[0])]
+        return method.bind(x, residual, weight, new_residual, out, eps, scale, scales)
 
 
 def _number(eps):
@@ -522,7 +461,6 @@ def _number(eps):
 
 
 WHO = AllReduceRMSNorm.__name__
-OPTIONAL = ("scale", "scales")
 _channel = types.Tuple((types.Array(types.uint64, 1, "C"), *[types.int64] * 3))
 _types = (
     *[types.Array(types.complex128, 1, "C")] * 5,

@@ -62,13 +62,13 @@ from shmemkit.device import (
     wait,
     wait_block,
 )
+from shmemkit.operations.method import Method
+from shmemkit.operations.operation import Given
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import call_on, check_writable, converted, keyed, overlap, unlocked
 from shmemkit.typing import AnyArray, AnyStream, ArrayT
 
 from ..chunked_transfer import argument_types
-from ..collective import Collective, check_contiguous
-from ..method import Method
+from ..collective import Collective
 from ..network import GE, put, wait_for
 from ..transports import rank_after
 
@@ -309,6 +309,12 @@ class AllToAllV(Collective):
     sms         the most multiprocessors that its kernel uses, 1 or more; None: as many as are tuned
     """
 
+    ARRAYS = {
+        "x": Given(dtype=None, align=1),
+        "splits": Given("n_ranks", "int64", align=0),
+        "out": Given(dtype=None, align=1, written=True),
+        "out_splits": Given("n_ranks", "int64", align=0, written=True, may_be="splits"),
+    }
     _table, _METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
 
     def __init__(self, world: World, max_nbytes: int, *, sms: int | None = None):
@@ -339,36 +345,17 @@ class AllToAllV(Collective):
         the rows of the next rank take their place. So the positive out_splits add up to the valid rows of
         out.
         """
-        world = self.world
-        stream, waits = call_on(world, stream, x, splits, out, out_splits)
-        arrays = {"x": x, "splits": splits, "out": out, "out_splits": out_splits}
-        key, arrays = keyed("AllToAllV", arrays, world.xp)
-        run = self._plans.get(key)
-        if run is None:
-            arrays = converted("AllToAllV", arrays, world.xp)
-            self._check(**arrays)
-            run = self._methods["push"].bind(*map(unlocked, arrays.values()))
-            self._plans.keep(key, run)
-        rows = arrays["x"]
-        self._order.before(stream, f"AllToAllV of rows of {rows.dtype} {rows.shape[1:]}")
-        run(stream)
-        if waits:
-            world.stream.synchronize()
+        self._enqueue({"x": x, "splits": splits, "out": out, "out_splits": out_splits}, stream)
         return out, out_splits
 
-    def _check(self, x, splits, out, out_splits):
-        self._check_alive()
-        for name, array in (("x", x), ("splits", splits), ("out", out), ("out_splits", out_splits)):
-            check_contiguous("AllToAllV", name, array)
-            if name.startswith("out"):
-                check_writable("AllToAllV", name, array)
-        n = self.world.n_ranks
-        for name, array in (("splits", splits), ("out_splits", out_splits)):
-            if array.dtype != "int64" or array.shape != (n,):
-                raise ValueError(
-                    f"AllToAllV: {name} is {array.dtype} {array.shape}; it must be int64 ({n},), a number "
-                    "for each rank"
-                )
+    def _in_order(self, stream, arrays):
+        rows = arrays["x"]  # any number of them on each rank
+        self._order.before(stream, f"AllToAllV of rows of {rows.dtype} {rows.shape[1:]}")
+
+    def _is_written(self, name, arrays):
+        return self.ARRAYS[name].written
+
+    def _bind(self, x, splits, out, out_splits):
         if x.dtype != out.dtype or not x.ndim or x.shape[1:] != out.shape[1:] or x.ndim != out.ndim:
             raise ValueError(
                 f"AllToAllV: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; both must have "
@@ -380,10 +367,7 @@ class AllToAllV(Collective):
                     f"AllToAllV: {name} has {array.nbytes} bytes, more than max_nbytes={self.max_nbytes}. "
                     "Make an AllToAllV with a larger max_nbytes"
                 )
-        arrays = {"x": x, "splits": splits, "out": out, "out_splits": out_splits}
-        for a, b in ("x", "out"), ("x", "out_splits"), ("splits", "out"), ("out", "out_splits"):
-            if overlap(arrays[a], arrays[b]):
-                raise ValueError(f"AllToAllV: {a} and {b} overlap; they must lie apart")
+        return self._methods["push"].bind(x, splits, out, out_splits)
 
 
 _bytes, _numbers = (types.Array(kind, 1, "C") for kind in (types.uint8, types.int64))

@@ -53,7 +53,7 @@ class Reduce(OfRoot):
         super().__init__(world, max_nbytes, root, method, sms)
 
     def _checked_options(self):
-        one_of(self._name, "op", self.op, OPS)
+        one_of(self._who, "op", self.op, OPS)
         return {**super()._checked_options(), "op": self.op}
 
     def __call__(
@@ -85,5 +85,5 @@ class Reduce(OfRoot):
     def _in_place(self, x, out):
         return 0
 
-    def _bind(self, method, x, out, in_place):
+    def _bind_method(self, method, x, out, in_place):
         return method.bind(*self._words(x, out), in_place, x.dtype)

@@ -84,7 +84,7 @@ class ReduceScatter(Collective):
         return self._call(x, out, stream)
 
     def _checked_options(self):
-        one_of(self._name, "op", self.op, OPS)
+        one_of(self._who, "op", self.op, OPS)
         return {"op": self.op}
 
     def _shape(self, shape):
@@ -107,5 +107,5 @@ class ReduceScatter(Collective):
     def _in_place(self, x, out):
         return -self.world.rank * out.nbytes
 
-    def _bind(self, method, x, out, in_place):
+    def _bind_method(self, method, x, out, in_place):
         return method.bind(*self._words(x, out), in_place, x.dtype)

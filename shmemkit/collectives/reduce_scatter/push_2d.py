@@ -65,9 +65,9 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
+from shmemkit.operations.method import Method, cut, parts_of
 
 from ..combine_rows import combining
-from ..method import Method, cut, parts_of
 from ..network import after, put, ranks_in_reach, wait_for, where
 from ..partial_results import merging, shares, totals
 

@@ -48,9 +48,9 @@ from shmemkit.device import (
     symm_at,
     wait_block,
 )
+from shmemkit.operations.method import Method, cut, parts_of
 
 from ..chunked_transfer import argument_types
-from ..method import Method, cut, parts_of
 from ..network import end_epoch
 from ..partial_results import shares, totals
 

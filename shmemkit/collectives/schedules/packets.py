@@ -7,8 +7,8 @@ from numba import cuda, types
 
 from shmemkit.device import num_ranks, reduction, span
 from shmemkit.device.cuda.unroll import folded, for_each, tuple_of
+from shmemkit.operations.method import Method
 
-from ..method import Method
 from ..transports import AT_ONCE, Transport, rank_after
 
 MOST_THREADS = 256  # of a block within a budget

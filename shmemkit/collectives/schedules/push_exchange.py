@@ -55,6 +55,7 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
+from shmemkit.operations.method import cut, parts_of
 
 from ..chunked_transfer import (
     CHUNKS,
@@ -70,7 +71,6 @@ from ..chunked_transfer import (
     senders_of,
 )
 from ..combine_rows import combining
-from ..method import cut, parts_of
 from ..network import end_epoch
 from ..transports import rank_after
 

@@ -13,7 +13,8 @@ Epochs    epochs[row, b], local: of block b of a row of the grid; the epoch sele
           Device-resident, so graph-safe
 """
 
-from ..method import InParts
+from shmemkit.operations.method import InParts
+
 from ..network import ranks_in_reach
 
 

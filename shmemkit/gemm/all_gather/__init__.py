@@ -23,10 +23,10 @@ from typing import Any, overload
 from shmemkit.collectives.all_gather import AllGather
 from shmemkit.collectives.all_gather.copy_engine import CopyPush
 from shmemkit.collectives.all_gather.push_ahead import PushAhead
+from shmemkit.operations.operation import Given
 from shmemkit.runtime.symmetric_memory import as_dtype, as_shape
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import call_on, new_output, overlap, with_shape
-from shmemkit.support.settings import array_text, integer, one_of, shown
+from shmemkit.support.settings import integer, one_of, shown
 from shmemkit.typing import Activation, AllGatherGemmMethod, AnyArray, AnyStream, ArrayT, DType, Shape
 
 from .. import METHODS as GEMMS
@@ -78,8 +78,15 @@ class AllGatherGemm(Products):
 
     methods = ("push", "overlap", "overlap_2d", "sequential")
     options = {**TUNED, **Push.options, **Nodes.options}
-    optional, alike = ("gathered", "bias"), ("x",)
+    ARRAYS = {
+        "x": Given("m k", dtype=None, align=0),
+        "gathered": Given("n_ranks*m k", "x", align=0, optional=True, written=True, may_be="x"),
+        "weight": Given("k n#", "x", contiguous=False, align=0),
+        "out": Given("n_ranks*m n#", dtype=None, contiguous=False, align=0, new=True),
+        "bias": Given(dtype=None, contiguous=False, align=0, optional=True),
+    }
     max_nbytes: int
+    _or_same = ", or x must be this rank's rows of gathered"
 
     def __init__(
         self,
@@ -213,24 +220,20 @@ class AllGatherGemm(Products):
 
         TypeError or ValueError for what this rank can see to be wrong; then nothing is enqueued.
         """
-        self._check_alive()
-        world = self.world
         one_of("AllGatherGemm", "activation", activation, ACTIVATIONS)
         several = isinstance(weight, (tuple, list))
         weights = list(weight) if several else [weight]
-        biases = self._as_list("bias", bias, weights, several) or [None] * len(weights)
-        outs: Any = self._as_list("out", out, weights, several) or [None] * len(weights)
-        stream, waits = call_on(world, stream, x, gathered, *weights, *outs, *biases)
-        x = with_shape("AllGatherGemm", "x", x, world.xp)
-        weights = [with_shape("AllGatherGemm", "weight", weight, world.xp) for weight in weights]
-        if any(out is None for out in outs):
-            new = self._new_outputs(x, weights, outs, stream)
-            outs = [next(new) if out is None else out for out in outs]
+        if not weights:
+            raise ValueError("AllGatherGemm: weight is an empty tuple; it must have one (k, n) array or more")
         arrays = {"x": x, "gathered": gathered}
+        outs, biases = (
+            self._as_list(name, given, weights, several) for name, given in (("out", out), ("bias", bias))
+        )
         for name, those in (("weight", weights), ("out", outs), ("bias", biases)):
             arrays |= {(f"{name}[{i}]" if several else name): array for i, array in enumerate(those)}
-        self._enqueue(arrays, stream, waits, activation, len(weights))
-        return tuple(outs) if several else outs[0]
+        arrays = self._enqueue(arrays, stream, activation=activation)
+        outs = tuple(array for name, array in arrays.items() if name.startswith("out"))
+        return outs if several else outs[0]
 
     def method_for(self, shape: Shape, dtype: DType, n: int) -> str:
         """-> the name of the method for an x of this shape and dtype, and weights of `n` columns in all.
@@ -262,9 +265,9 @@ class AllGatherGemm(Products):
 
     # -- inside
     def _as_list(self, name, given, weights, several):
-        """`given` for each weight; None where nothing is."""
+        """`given` for each weight, or None"""
         if given is None:
-            return None
+            return [None] * len(weights)
         if not several:
             return [given]
         a_tuple = isinstance(given, (tuple, list))
@@ -275,23 +278,22 @@ class AllGatherGemm(Products):
             )
         return list(given)
 
-    def _new_outputs(self, x, weights, outs, stream):
-        """-> an iterator over new outputs for those that are None"""
-        for name, array in (("x", x), *(("weight", weight) for weight in weights)):
-            if array.ndim != 2:
-                raise ValueError(f"AllGatherGemm: {name} has shape {tuple(array.shape)}; it must be 2-D")
-        rows, world = self.world.n_ranks * x.shape[0], self.world
-        wanted = [weight for weight, out in zip(weights, outs, strict=True) if out is None]
-        shapes = [(rows, weight.shape[1]) for weight in wanted]
-        follow = world.backend.follow
-        return iter([new_output(x, shape, x.dtype, world.xp, stream, follow) for shape in shapes])
+    def _is_same(self, x, y):
+        """Whether y may lie in x, the gathered rows: as its own part."""
+        address = self.world.backend.address
+        return address(y) == address(x) + self.world.rank * y.nbytes
 
-    def _plan(self, arrays, activation, n_weights):
-        world, arrays = self.world, list(arrays.values())
-        x, gathered, weights = arrays[0], arrays[1], arrays[2 : 2 + n_weights]
-        outs, biases = arrays[2 + n_weights : 2 + 2 * n_weights], arrays[2 + 2 * n_weights :]
-        self._check_rows(x, gathered)
-        self._check_products(x, weights, outs, biases, gathered)
+    def _bind(self, x, gathered, activation, **others):
+        world, n_bytes = self.world, self.world.n_ranks * x.nbytes
+        if n_bytes > self.max_nbytes:
+            raise ValueError(
+                f"AllGatherGemm: the rows of all ranks have {n_bytes} bytes, more than max_nbytes="
+                f"{self.max_nbytes}. Make an AllGatherGemm with a larger max_nbytes"
+            )
+        weights, outs, biases = (
+            [array for name, array in others.items() if name.startswith(kind)]
+            for kind in ("weight", "out", "bias")
+        )
         n = sum(weight.shape[1] for weight in weights)
         method = self.method_for(x.shape, x.dtype, n)
         room = self._rooms[method]
@@ -320,47 +322,6 @@ class AllGatherGemm(Products):
         return self._nodes.bind(
             x, lambda j, mine: _Overlapped(engine, mine, problems(j, world.n_nodes), self._gpu, self.options)
         )
-
-    def _check_products(self, x, weights, outs, biases, gathered):
-        name, m = type(self).__name__, self.world.n_ranks * x.shape[0]
-        if not weights:
-            raise ValueError(f"{name}: weight is an empty tuple; it must have one (K, N) array or more")
-        for weight in weights:
-            if weight.ndim != 2 or weight.shape[0] != x.shape[1] or weight.dtype != x.dtype:
-                raise ValueError(
-                    f"{name}: weight is {weight.dtype} {weight.shape}; it must be {x.dtype} "
-                    f"({x.shape[1]}, N), since x is {x.dtype} {x.shape}"
-                )
-        for weight, out in zip(weights, outs, strict=True):
-            if out.shape != (m, weight.shape[1]):
-                raise ValueError(
-                    f"{name}: out is {out.shape}; it must be {(m, weight.shape[1])}, with x's {x.shape[0]} "
-                    f"rows from each of {self.world.n_ranks} ranks"
-                )
-        apart = [("gathered", gathered, weights + biases)]  # besides what ``check`` finds
-        apart += [("out", out, [x, gathered, *outs[:i]]) for i, out in enumerate(outs)]
-        for what, array, others in apart:
-            if any(array is not None and other is not None and overlap(array, other) for other in others):
-                raise ValueError(f"{name}: {what} overlaps another argument; it must be an array of its own")
-
-    def _check_rows(self, x, gathered):
-        n, name = self.world.n_ranks, type(self).__name__
-        if x.ndim != 2 or not x.flags.c_contiguous:
-            raise ValueError(
-                f"{name}: x is {array_text(x)}; it must be a C-contiguous (m, K) array. Give a copy"
-            )
-        if n * x.nbytes > self.max_nbytes:
-            raise ValueError(
-                f"{name}: the rows of all ranks have {n * x.nbytes} bytes, more than "
-                f"max_nbytes={self.max_nbytes}. Make an AllGatherGemm with a larger max_nbytes"
-            )
-        if gathered is None:
-            return
-        shape = n * x.shape[0], x.shape[1]
-        if gathered.shape != shape or gathered.dtype != x.dtype or not gathered.flags.c_contiguous:
-            raise ValueError(
-                f"{name}: gathered is {array_text(gathered)}; it must be {x.dtype} {shape}, C-contiguous"
-            )
 
 
 class _Sequential:

@@ -43,7 +43,6 @@ step 4.
 
 from numba import cuda, types
 
-from shmemkit.collectives.method import Method
 from shmemkit.device import (
     ComparisonType,
     SignalOp,
@@ -55,6 +54,7 @@ from shmemkit.device import (
     signal_wait_until,
 )
 from shmemkit.device.cuda.subarrays import span
+from shmemkit.operations.method import Method
 
 MAX_CHUNKS = 128  # of an x, each with a block, a message for each node, and a signal
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE

@@ -42,7 +42,6 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int64, types
 
-from shmemkit.collectives.method import Method
 from shmemkit.device.cuda.copies import copy_block
 from shmemkit.device.cuda.marks import begin_phase, end_phase
 from shmemkit.device.cuda.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_init, mbarrier_wait
@@ -52,6 +51,7 @@ from shmemkit.device.cuda.wgmma import SLAB
 from shmemkit.device.shmem.ordered_access import load_vec16, peer_at, store_vec16
 from shmemkit.device.shmem.signals import notify_at
 from shmemkit.device.swizzle import quotient
+from shmemkit.operations.method import Method
 from shmemkit.support.arrays import new_array
 from shmemkit.support.settings import listed
 

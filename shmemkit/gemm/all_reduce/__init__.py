@@ -22,6 +22,7 @@ Methods:
 
 from __future__ import annotations
 
+from shmemkit.operations.operation import Given
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, GemmAllReduceMethod
 
 from ..reduce_scatter.copy_engine import CopiedEverywhere
@@ -51,6 +52,11 @@ class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     All ranks get the same bits.
     """
 
+    ARRAYS = {
+        "a": Given("m k", contiguous=False, align=0),
+        "b": Given("k n", contiguous=False, align=0),
+        "out": Given("m n", new=True, align=0),
+    }
     METHODS = {
         "one_shot": OneShot,
         "two_shot": TwoShot,
@@ -76,6 +82,3 @@ class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
         Copies, memory ordering, capture and errors are those of `GemmReduceScatter`.
         """
         return super().__call__(a, b, out, stream)
-
-    def _rows(self, m):
-        return m

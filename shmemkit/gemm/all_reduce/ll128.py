@@ -60,7 +60,6 @@ from typing import Any, NamedTuple
 
 from numba import cuda, types
 
-from shmemkit.collectives.method import Method
 from shmemkit.collectives.schedules.packets import combining
 from shmemkit.collectives.transports import AT_ONCE as MOST_RANKS
 from shmemkit.device.cuda.accumulators import ITEMSIZE, fragment_store
@@ -68,6 +67,7 @@ from shmemkit.device.cuda.register_tuples import for_each_part
 from shmemkit.device.packets.ll128 import TILE_BYTES, ll128_load_some, ll128_store_tile
 from shmemkit.device.shmem.barriers import rank
 from shmemkit.device.swizzle import quotient
+from shmemkit.operations.method import Method
 from shmemkit.support.settings import listed
 
 from ..aligned_copies import aligned

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmemkit.collectives.collective import check_contiguous
 from shmemkit.device.cuda.float_storage import ELEMENTS
+from shmemkit.support.arrays import check_contiguous
 from shmemkit.support.settings import array_text, listed, one_of
 from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GroupedGemmMethod
 

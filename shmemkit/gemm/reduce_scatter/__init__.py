@@ -18,6 +18,7 @@ Methods:
 
 from __future__ import annotations
 
+from shmemkit.operations.operation import Given
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, GemmReduceScatterMethod
 
 from .copy_engine import Copied
@@ -62,6 +63,11 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
     `refused` is {method: the reason why "auto" never uses it here}.
     """
 
+    ARRAYS = {
+        "a": Given("m k", contiguous=False, align=0),
+        "b": Given("k n", contiguous=False, align=0),
+        "out": Given("m/n_ranks n", new=True, align=0),
+    }
     METHODS = {
         "ll128_overlap": Overlap,
         "copy_engine": Copied,
@@ -96,11 +102,3 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
         TypeError or ValueError for wrong arguments; then nothing is enqueued.
         """
         return super().__call__(a, b, out, stream)
-
-    def _rows(self, m):
-        if m % self.world.n_ranks:
-            raise ValueError(
-                f"GemmReduceScatter: M is {m}; it must be a multiple of the number of ranks, "
-                f"{self.world.n_ranks}"
-            )
-        return m // self.world.n_ranks

@@ -54,7 +54,6 @@ from numba import cuda, types
 
 from shmemkit.collectives.all_gather import AllGather
 from shmemkit.collectives.combine_rows import combining
-from shmemkit.collectives.method import Method
 from shmemkit.collectives.partial_results import floats
 from shmemkit.device import (
     ComparisonType,
@@ -65,6 +64,7 @@ from shmemkit.device import (
     signal_wait_until,
 )
 from shmemkit.device.cuda.subarrays import span
+from shmemkit.operations.method import Method
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.support.settings import listed
 

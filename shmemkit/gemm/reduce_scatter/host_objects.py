@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import overlap
-from shmemkit.support.settings import array_text, integer, one_of
+from shmemkit.support.settings import integer, one_of
 from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, Shape
 
 from ..distributed import Products
@@ -30,7 +28,7 @@ class GemmCollective(Products, Generic[MethodT]):
                     is_for(m, k, n)   whether it is faster for it than the methods after it
                     bind(a, b, out)   -> run(stream)
                     several_nodes     optional: True if it is for several nodes, False if it is for one
-    _rows(m)      -> how many of the m rows of the result a rank gets; ValueError for a wrong m
+    ARRAYS        a, b, and out
     """
 
     METHODS: dict[str, Any]
@@ -38,12 +36,12 @@ class GemmCollective(Products, Generic[MethodT]):
     def __init_subclass__(cls):
         cls.options = {name: value for kind in cls.METHODS.values() for name, value in kind.options.items()}
 
-    alike = "a", "b", "out"
+    LIMITS = {"m": ("max_m", "rows"), "n": ("max_n", "columns")}
+    ALIKE = "a", "b", "out"
     dtype: np.dtype
     part_dtype: np.dtype
     max_m: int
     max_n: int
-    _rows: Callable[[int], int]
 
     def __init__(
         self,
@@ -93,47 +91,12 @@ class GemmCollective(Products, Generic[MethodT]):
     def __call__(
         self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
     ) -> ArrayT:
-        return self._call({"a": a, "b": b}, out, stream)
+        return self._enqueue({"a": a, "b": b, "out": out}, stream)["out"]
 
-    def _shape(self, a, b):
-        m, _, n = self._sizes(a, b)
-        return self._rows(m), n
-
-    def _sizes(self, a, b):
-        """-> M, K, N"""
-        shapes = [tuple(x.shape) for x in (a, b)]
-        if not (len(shapes[0]) == len(shapes[1]) == 2) or shapes[0][1] != shapes[1][0]:
-            raise ValueError(
-                f"{type(self).__name__}: a is {shapes[0]} and b is {shapes[1]}; they must be (M, K) and "
-                "(K, N)"
-            )
-        return *shapes[0], shapes[1][1]
-
-    def _plan(self, arrays):
-        name, (a, b, out) = type(self).__name__, arrays.values()
-        m, k, n = self._sizes(a, b)
-        rows = self._rows(m)
-        if out.shape != (rows, n):
-            raise ValueError(f"{name}: out is {out.shape}; it must be {(rows, n)}")
-        for argument, array in arrays.items():
-            if array.dtype != self.dtype:
-                raise ValueError(
-                    f"{name}: {argument} is {array.dtype}; it must be this object's dtype, {self.dtype}. For "
-                    "other arrays make an object with dtype="
-                )
-            if argument != "out" and overlap(array, out):
-                raise ValueError(f"{name}: out overlaps {argument}; it must be another array")
-        if m > self.max_m or n > self.max_n:
-            raise ValueError(
-                f"{name}: the product is {m} by {n}, more than max_m={self.max_m} by max_n={self.max_n}. "
-                f"Make a {name} with larger ones"
-            )
-        if not out.flags.c_contiguous:
-            raise ValueError(f"{name}: out is {array_text(out)}; it must be C-contiguous")
-        if 0 in (m, n):
-            return lambda stream: None
+    def _bind(self, a, b, out):
+        (m, k), n = a.shape, b.shape[1]
         if k == 0:
-            raise ValueError(f"{name}: K is 0; it must be 1 or more")
+            raise ValueError(f"{self._who}: K is 0; it must be 1 or more")
         return self._methods[self.method_for(m, k, n)].bind(a, b, out)
 
     def method_for(self, m: int, k: int, n: int) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shmemkit.collectives.all_reduce import AllReduce
-from shmemkit.collectives.method import Method
 from shmemkit.collectives.reduce_scatter import ReduceScatter
+from shmemkit.operations.method import Method
 
 from .. import bind_product, gpu_of
 from ..aligned_copies import aligned

@@ -8,7 +8,7 @@
 Calls bind several kernels, which run one after another on the stream.
 """
 
-from shmemkit.collectives.method import Method
+from shmemkit.operations.method import Method
 
 from ..routing import divide_blocks, reciprocal_of
 from . import combine, dispatch
