@@ -332,8 +332,12 @@ def write_digests(where, names):
     table = {}
     for name in names:
         with contextlib.suppress(KeyError):
-            code = made(name, where)
-            told = hashlib.sha256(f"{code.needed.registers} {code.needed.shared}\n{code.sass}".encode())
+            code, numbers = made(name, where), {}
+            # Numba numbers all shared arrays of a process.
+            sass = re.sub(
+                r"_cudapy_smem_\d+", lambda m, n=numbers: f"smem{n.setdefault(m[0], len(n))}", code.sass
+            )
+            told = hashlib.sha256(f"{code.needed.registers} {code.needed.shared}\n{sass}".encode())
             table[name] = told.hexdigest()[:16]
     from shmemkit.tools import ledger
 
