@@ -97,6 +97,7 @@ class Operation:
     LIMITS: dict[str, tuple[str, str]] = {}
     _bind: Callable[..., Callable]
     _parts: Any = None  # what ``free`` frees; None once it has
+    _methods: Any  # {name: method}, of those that choose one of several
     _or_same = ", or be the same"  # how an array may lie in that which it `may_be`
     method: Any
     dtype: Any
@@ -113,7 +114,7 @@ class Operation:
             return {**given, "sms": self.sms}
 
         agree_on(world, who, checked)
-        self._parts, self._outputs = [], []
+        self._parts, self._outputs, self._methods = [], [], {}
         self._plans, self._order = plans_of(world), shared_order(world)
         self._optional = tuple(name for name, given in self.ARRAYS.items() if given.optional)
         self._new = {name for name, given in self.ARRAYS.items() if given.new}
@@ -292,7 +293,7 @@ class Operation:
         self._plans.clear()
         while self._parts:
             self._parts.pop().free()
-        self._parts = None
+        self._parts, self._methods = None, {}
         while self._outputs:
             output = self._outputs.pop(0)
             if self.world.is_symmetric(output):  # not freed already

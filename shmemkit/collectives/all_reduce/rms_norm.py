@@ -376,7 +376,7 @@ class AllReduceRMSNorm(Operation):
             return {"options": self.options, **given, "method": method}
 
         super().__init__(world, check, sms)
-        self._methods, last = {}, self.method_for(self.max_tokens)
+        last = self.method_for(self.max_tokens)
         try:
             for name in dict.fromkeys((self.method_for(1), last)):
                 tokens = self.max_tokens if name == last else self._most_of_one_shot()

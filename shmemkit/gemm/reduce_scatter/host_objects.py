@@ -68,7 +68,7 @@ class GemmCollective(Products, Generic[MethodT]):
             return {"max_m": self.max_m, "max_n": self.max_n, **dtypes}
 
         super().__init__(world, method, options, check, sms)
-        self._methods, self.refused = {}, {}
+        self.refused = {}
         sizes = self.max_m, self.max_n, self.dtype.name, self.part_dtype.name
         for each in self.methods_for(world.n_nodes) if method == "auto" else [method]:
             try:
