@@ -3,7 +3,7 @@
     class AttentionCombine(Operation):
         ARRAYS = {
             "partial": Given("batch heads head_dim"),
-            "lse": Given("batch heads", "float32", align=None),
+            "lse": Given("batch heads", "float32", align=0),
             "out": Given("batch own_heads head_dim", new=True, may_be="partial"),
         }
         LIMITS = {"batch": ("max_batch", "batch entries")}
