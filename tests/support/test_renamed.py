@@ -1,0 +1,30 @@
+import inspect
+
+import pytest
+
+from shmemkit.support.renamed import renamed
+
+
+class Thing:
+    @renamed(a="x")
+    def __call__(self, x, out=None):
+        return x, out
+
+
+def test_an_old_name_works_and_warns_where_it_is_used():
+    with pytest.warns(
+        DeprecationWarning, match="^Thing: a is now x, and works in this version alone$"
+    ) as seen:
+        assert Thing()(a=1, out=2) == (1, 2)
+    assert seen[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_new_name_does_not_warn():
+    assert Thing()(1, out=2) == Thing()(x=1, out=2) == (1, 2)
+    assert [*inspect.signature(Thing.__call__).parameters] == ["self", "x", "out"]
+
+
+def test_both_names():
+    with pytest.raises(TypeError, match="^Thing: a is the old name of x, and both are given. Give x$"):
+        Thing()(a=1, x=2)
