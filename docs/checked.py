@@ -213,6 +213,7 @@ def state_of(data, room):
     room as it is; else "stale", or "unchecked"."""
     entries = [(n, c["rooms"][room]) for n, c in enumerate(data["checks"], 1) if room in c["rooms"]]
     current = [each for each in entries if each[1]["digest"] == data["rooms"][room]]
+    current = [each for each in current if each[1]["answer"] != "incomplete"] or current
     answers = {entry["answer"] for _, entry in current}
     answer = next((a for a in ("wrong", "right", "incomplete") if a in answers), None)
     return answer or ("stale" if entries else "unchecked"), current or entries

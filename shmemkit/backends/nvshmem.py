@@ -11,7 +11,7 @@ from typing import Any
 from shmemkit.comm import environment
 from shmemkit.comm.communicator import SingleComm
 from shmemkit.compiler import kernel_cache
-from shmemkit.compiler.numba_internals import Module
+from shmemkit.compiler.numba_internals import Module, no_warnings_of_small_grids
 from shmemkit.device.cuda.timeline_records import host_call, modules
 from shmemkit.device.shmem import bounded_waits, peers
 from shmemkit.support import timeouts
@@ -74,6 +74,7 @@ class NvshmemBackend:
         from .cupy_streams import Stream
 
         self.xp, self._core, self._bindings = cupy, nvshmem.core, nvshmem.bindings
+        no_warnings_of_small_grids()
         kernel_cache.install()
         register_arrays()
         device = Device(self.device)

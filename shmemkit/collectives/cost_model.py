@@ -80,7 +80,10 @@ METHODS = {
     "all_gather": ("ll", "ll128", "lamport", "push_1d", "copy_push", "copy_staged"),
     "all_to_all": ("ll", "ll128", "lamport", "push", "copy_engine"),
     "reduce_scatter": ("ll", "ll128", "lamport", "push", "copy_engine"),
-    "all_reduce": ("one_shot", "one_shot_ll128", "one_shot_lamport", "two_shot_ll128", "push", "copy_engine"),
+    "all_reduce": (
+        *("one_shot", "one_shot_ll128", "one_shot_lamport"),
+        *("two_shot_ll128", "two_shot_lamport", "push", "copy_engine"),
+    ),
     "broadcast": ("ll", "ll128", "lamport", "scatter"),
     "gather": ("ll", "ll128", "push"),
     "scatter": ("ll", "ll128", "push"),

@@ -16,8 +16,8 @@ What has no such description is not kept, such as the `order` of a Gemm, a funct
 are kernels with waits that are bounded or recorded, and those that link more than such tables: NVSHMEM's
 functions. If a source has changed since this process began, its modules may be older: nothing is kept.
 
-Entries lie beside those of ``jit_cache.py``, which verifies them. SHMEMKIT_CACHE_KERNELS=1 turns this cache
-on: it has not run on GPUs yet.
+Entries lie beside those of ``jit_cache.py``, which verifies them. SHMEMKIT_CACHE_KERNELS=0 turns this cache
+off.
 """
 
 import contextlib
@@ -166,7 +166,7 @@ def _function(function, seen, described_by):
 
 
 def in_use():
-    return switch("SHMEMKIT_CACHE_KERNELS", False) and jit_cache.folder() is not None
+    return switch("SHMEMKIT_CACHE_KERNELS", True) and jit_cache.folder() is not None
 
 
 def key_of(kernel, argument_types):

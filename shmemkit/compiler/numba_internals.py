@@ -1,11 +1,13 @@
 """What other rooms use of numba-cuda's insides, and how this one replaces Numba's contexts."""
 
 import contextlib
+import os
 from typing import Any, NamedTuple
 
 from cuda.core import ObjectCode  # pyright: ignore[reportAttributeAccessIssue]
 from numba.cuda import bf16, decorators, fp16, vectorizers
 from numba.cuda.args import ArgHint
+from numba.cuda.core import config
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.cudadrv.driver import Stream as NumbaStream
 from numba.cuda.descriptor import cuda_target
@@ -29,6 +31,12 @@ __all__ = [
     "normalize_kernel_dimensions",
     "vectorizers",
 ]
+
+
+def no_warnings_of_small_grids():
+    """They are normal here. A program that sets the variable decides."""
+    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
+    config.reload_config()  # Numba may have been imported before
 
 
 @contextlib.contextmanager

@@ -33,10 +33,9 @@ Ranks    run as "python -m mpi4py ...": an exception in one ends all of them. Th
          unless another host than this one is named.
 
 Environment, forwarded to all hosts: NVSHMEM_* NUMBA_* SHMEMKIT_* (without SHMEMKIT_HOST_ID) CUDA_* NCCL_*
-CUPY_* MPI4PY_* PYTHON* OMP_NUM_THREADS LD_LIBRARY_PATH. Set unless you have set
-them: NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS=0 and, for several ranks,
-OMP_NUM_THREADS=1. TERM=dumb where Open MPI's output goes to no terminal, so that
-programs write plain text.
+CUPY_* MPI4PY_* PYTHON* OMP_NUM_THREADS LD_LIBRARY_PATH. For several ranks
+OMP_NUM_THREADS=1, unless you have set it. TERM=dumb where Open MPI's output goes
+to no terminal, so that programs write plain text.
 """
 OF_EMULATOR = "--races --gpu --delivery --seed --explore --json --local-size".split()
 FORWARDED = tuple("NVSHMEM_ NUMBA_ SHMEMKIT_ CUDA_ NCCL_ CUPY_ MPI4PY_ PYTHON".split())
@@ -414,7 +413,6 @@ def command_for(launcher, options):
             changes[name] = value
 
     here = only_this_host(options)
-    default("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
     if options.n > 1:
         default("OMP_NUM_THREADS", "1")
     if launcher is not None and launcher.libmpi:

@@ -29,8 +29,7 @@ KINDS = Kinds("bfloat16", "k", "k", "bfloat16")
 def driver(tmp_path, monkeypatch):
     """The context, which notes what modules are made."""
     monkeypatch.setenv("SHMEMKIT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("SHMEMKIT_CACHE_KERNELS", "1")
-    for name in ("SHMEMKIT_CACHE", "SHMEMKIT_TIMELINE"):
+    for name in ("SHMEMKIT_CACHE", "SHMEMKIT_CACHE_KERNELS", "SHMEMKIT_TIMELINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(timeouts, "default", lambda: None)
     monkeypatch.setattr(

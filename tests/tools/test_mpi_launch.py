@@ -270,10 +270,8 @@ def test_mpirun_ignores_no_signal(tmp_path):
 
 
 def test_variables_that_the_user_has_set_stay():
-    name = "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"
-    code = f"import os; print(repr(os.environ['{name}']))"
-    assert launch("-c", code).stdout == "'0'\n"
-    assert launch("-c", code, **{name: ""}).stdout == "''\n"
+    assert "OMP_NUM_THREADS=1" in dry_run("-n", "2", "-c", "pass").split()
+    assert "OMP_NUM_THREADS=" not in dry_run("-n", "2", "-c", "pass", OMP_NUM_THREADS="3")
 
 
 @needs_mpi
