@@ -336,20 +336,20 @@ class Check:
         self.results.append(row)
 
     def conclude(self):
-        """Print the table and the answer, write what was asked for. -> exit status"""
+        """Write what was asked for, print the table and the answer. -> exit status"""
         rows, seconds = self.results, time.monotonic() - self.begin
         wrong = [row for row in rows if row["answer"] == "wrong"]
         untried = self.untried()
         status = WRONG if wrong else INCOMPLETE if untried else RIGHT
         answer = {RIGHT: "passed", WRONG: "wrong", INCOMPLETE: "incomplete"}[status]
         if self.first:
-            print(table(rows))
-            print(conclusion(answer, rows, wrong, untried, seconds), flush=True)
             whole = len(self.cases) == len(self.all) and not self.options.seconds
             times = (round(seconds, 1), round(self.compiled.seconds, 1)) if whole else None
             records.write(self.gpus[0], self.world.n_ranks, answer, times, len(rows))
             if self.options.json:
                 self.write(answer, status, seconds)
+            print(table(rows))
+            print(conclusion(answer, rows, wrong, untried, seconds), flush=True)
         return status
 
     def untried(self):
