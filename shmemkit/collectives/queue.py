@@ -194,7 +194,7 @@ class Queue(Operation):
         self._launch = bind(queue_kernel, blocks, block, args, co_resident=True, group=world)
 
     def __call__(
-        self, inputs: ArrayT, outputs: ArrayT | None = None, stream: AnyStream | None = None
+        self, inputs: ArrayT, outputs: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT:
         """Enqueue one transfer: push the rows of `inputs` to rank `to`, and pop what is sent here. ->
         outputs

@@ -379,7 +379,7 @@ class World(SymmetricMemory):
         return self.split(0 if self.local_rank == 0 else None, 0, heap)
 
     # -- synchronisation
-    def barrier(self, stream: AnyStream | None = None) -> None:
+    def barrier(self, *, stream: AnyStream | None = None) -> None:
         """Enqueue a barrier of all ranks on `stream` (default: the World's). Collective.
 
         Work that any rank enqueues after it sees all that every rank enqueued before it, puts included. On
@@ -464,7 +464,7 @@ class World(SymmetricMemory):
         several = ranks if hasattr(ranks, "__iter__") and not isinstance(ranks, str) else [ranks]
         return sorted({integer("print()", "a rank", rank, 0, self.n_ranks - 1) for rank in several})
 
-    def asnumpy(self, array: AnyArray, stream: AnyStream | None = None) -> np.ndarray:
+    def asnumpy(self, array: AnyArray, *, stream: AnyStream | None = None) -> np.ndarray:
         """Return a NumPy copy of `array`, an array or a PyTorch tensor, once the work enqueued on `stream`
         has finished (default: the World's, of a tensor on a GPU PyTorch's current one). Errors as of
         ``synchronize``; TypeError for what is no array.

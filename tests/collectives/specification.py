@@ -55,7 +55,9 @@ class Specification:
     def call(self, made, x, out, stream=None):
         """One call; x or out is None on ranks that do not give or get."""
         rank, root = made.world.rank, getattr(made, "root", 0)
-        return made(x if self.gives(rank, root) else None, out if self.gets(rank, root) else None, stream)
+        return made(
+            x if self.gives(rank, root) else None, out if self.gets(rank, root) else None, stream=stream
+        )
 
     def places(self, n, size, where, mine):
         """-> elements of each array that is needed, and for x and out, as of ``calls``: which array has it,

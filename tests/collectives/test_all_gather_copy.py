@@ -93,13 +93,13 @@ def test_graphs_interleaved_with_calls(pes, method, symmetric):
         seen = [np.zeros_like(out) for out in outs]
         for x, out in zip(xs, outs, strict=True):
             stream.begin_capture()
-            gather(x, out, stream)
+            gather(x, out, stream=stream)
             graphs.append(stream.end_capture())
         for repeat in range(7):
             i = repeat % 2
             fill[1, 8, stream](xs[i], 100 * repeat + world.rank)
             if repeat == 4:
-                gather(xs[i], outs[i], stream)
+                gather(xs[i], outs[i], stream=stream)
             else:
                 graphs[i].launch(stream)
             take[1, 8, stream](outs[i], seen[i])
@@ -122,7 +122,7 @@ def test_streams_follow_each_other(pes, method, symmetric):
             if call:
                 stream.wait_event(streams[(call - 1) % 3].record())
             fill[1, 4, stream](x, 10 * call + world.rank)
-            gather(x, out, stream)
+            gather(x, out, stream=stream)
             take[1, 4, stream](out, seen)
             world.synchronize()
             assert (seen.reshape(n, 20) == 10 * call + np.arange(n)[:, None]).all()

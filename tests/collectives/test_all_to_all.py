@@ -175,7 +175,7 @@ def test_variable_in_graphs_and_back(pes, symmetric):
         world.stream.begin_capture()
         exchange(x, splits, out, counts)
         other.wait_event(world.stream.record())
-        exchange(out, counts, back, back_counts, other)
+        exchange(out, counts, back, back_counts, stream=other)
         world.stream.wait_event(other.record())
         graph = world.stream.end_capture()
         for call in range(4):
@@ -183,7 +183,7 @@ def test_variable_in_graphs_and_back(pes, symmetric):
             x[:] = 100 * call + 10 * me + np.arange(10)
             graph.launch(world.stream)
             if call == 2:
-                exchange(x, splits, out, counts, world.stream)
+                exchange(x, splits, out, counts, stream=world.stream)
                 exchange(out, counts, back, back_counts)
             world.synchronize()
             assert (back_counts == splits).all()

@@ -409,8 +409,8 @@ class AllReduceRMSNorm(Operation):
         eps: float = 1e-6,
         out: ArrayT | None = None,
         new_residual: AnyArray | None = None,
-        stream: AnyStream | None = None,
         *,
+        stream: AnyStream | None = None,
         scale: AnyArray | None = None,
         scales: AnyArray | None = None,
     ) -> tuple[Any, Any]:

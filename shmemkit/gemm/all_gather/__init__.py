@@ -333,7 +333,7 @@ class _Sequential:
 
     def __call__(self, stream):
         if self._gather is not None:
-            self._gather(self._x, self._whole, stream)
+            self._gather(self._x, self._whole, stream=stream)
         for product in self._products:
             product(stream)
 

@@ -69,7 +69,7 @@ class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     methods = tuple(METHODS)
 
     def __call__(
-        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT:
         """Enqueue ``a @ b``, summed over the ranks. -> out, the sum
 
@@ -81,4 +81,4 @@ class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
 
         Copies, memory ordering, capture and errors are those of `GemmReduceScatter`.
         """
-        return super().__call__(a, b, out, stream)
+        return super().__call__(a, b, out, stream=stream)

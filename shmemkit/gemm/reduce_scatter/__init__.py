@@ -78,7 +78,7 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
     methods = tuple(METHODS)
 
     def __call__(
-        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT:
         """Enqueue ``a @ b``, summed over the ranks. -> out, this rank's rows of the sum
 
@@ -101,4 +101,4 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
 
         TypeError or ValueError for wrong arguments; then nothing is enqueued.
         """
-        return super().__call__(a, b, out, stream)
+        return super().__call__(a, b, out, stream=stream)

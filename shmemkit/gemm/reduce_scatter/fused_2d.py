@@ -297,7 +297,7 @@ class Fused2DEverywhere(Fused2D):
 
         def run(stream):
             step(stream)
-            gather(mine, out, stream)
+            gather(mine, out, stream=stream)
 
         return run
 

@@ -89,7 +89,7 @@ class GemmCollective(Products, Generic[MethodT]):
         return tuple(name for name, kind in kinds if getattr(kind, "several_nodes", several) == several)
 
     def __call__(
-        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT:
         return self._enqueue({"a": a, "b": b, "out": out}, stream)["out"]
 

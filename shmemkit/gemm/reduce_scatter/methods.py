@@ -200,7 +200,7 @@ class Sequential:
 
         def run(stream):
             product(stream)
-            self._reduce(whole, out, stream)
+            self._reduce(whole, out, stream=stream)
 
         return run
 
