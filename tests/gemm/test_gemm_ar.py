@@ -63,8 +63,8 @@ def expected(call, size, world, majors="kn", dtype=BFLOAT16):
 def compute(method, sizes, majors="kn", part_dtype=None, dtype="bfloat16", options=NARROW):
     """Calls of one object, one after another, which nothing is between. -> whether each is right"""
     world = sk.init()
-    max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
-    product = sk.GemmAllReduce(world, max_m, max_n, dtype, part_dtype, method, options=options)
+    max_tokens, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
+    product = sk.GemmAllReduce(world, max_tokens, max_n, dtype, part_dtype, method, options=options)
     calls, right = [], []
     for call, size in enumerate(sizes):
         want = expected(call, size, world, majors, as_dtype(dtype))
@@ -285,11 +285,11 @@ def test_few_rows_by_one_shot_and_more_by_two():
     st.sampled_from(["bfloat16", "float32"]),
     st.data(),
 )
-def test_choices_fit(max_m, max_n, k, part_dtype, data):
+def test_choices_fit(max_tokens, max_n, k, part_dtype, data):
     """What they send, in the slots; their pieces, where the GEMM has them; and K, in parts."""
-    m, n = data.draw(st.integers(1, max_m)), 8 * data.draw(st.integers(1, max_n))
+    m, n = data.draw(st.integers(1, max_tokens)), 8 * data.draw(st.integers(1, max_n))
     widths = [w for w in ll128.WIDTHS if w < 8 * max_n + 32]
-    room = max(ll128.packets_of(max_m, 8 * max_n, Tile(64, w), part_dtype) for w in widths)
+    room = max(ll128.packets_of(max_tokens, 8 * max_n, Tile(64, w), part_dtype) for w in widths)
     for tile, splits in choices_of(ll128.tiles_for(n), m, n, 8 * k, 132):
         assert tile.n in widths and tile.split == (splits > 1) and splits <= -(-8 * k // 64)
         assert ll128.packets_of(m, n, tile, part_dtype) <= room

@@ -43,8 +43,8 @@ def rows_wanted(op, call, size, world, majors="kn", dtype=BFLOAT16):
 def compute(op, sizes, majors="kn", part_dtype=None, dtype="bfloat16", options=NARROW):
     """Calls of one object, one after another, which nothing is between. -> whether each is right"""
     world = sk.init()
-    max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
-    product = OBJECTS[op](world, max_m, max_n, dtype, part_dtype, METHODS[op], options=options)
+    max_tokens, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
+    product = OBJECTS[op](world, max_tokens, max_n, dtype, part_dtype, METHODS[op], options=options)
     calls, right, dtype = [], [], as_dtype(dtype)
     for call, size in enumerate(sizes):
         want = rows_wanted(op, call, size, world, majors, dtype)
