@@ -209,7 +209,7 @@ def test_refused_over_nodes(pes, capfd, name, method):
 def unreached(monkeypatch):
     """No rank maps the memory of others, as GPUs without peer access."""
     monkeypatch.setattr(
-        EmulatorBackend, "mapped", lambda self: [k == self.pe for k in range(self.machine.n_pes)]
+        EmulatorBackend, "mapped", lambda self: [k == self.pe for k in range(self.machine.n_ranks)]
     )
 
 

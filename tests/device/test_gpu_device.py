@@ -243,7 +243,7 @@ def test_emulated(program, n_pes):
         with sk.init(backend="emulator") as world:
             program(world)
 
-    sk.emu.run(main, n_pes=n_pes)
+    sk.emu.run(main, n_ranks=n_pes)
 
 
 @pytest.mark.gpu

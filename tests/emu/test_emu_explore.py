@@ -544,7 +544,7 @@ def test_random_schedules_of_a_correct_program(monkeypatch):
 
 def test_races_are_looked_for_unless_told_otherwise():
     main = all_gather(send_without_fence, polls=False)
-    run = dict(n_pes=2, seeds=range(1), deliveries="eager")
+    run = dict(n_ranks=2, seeds=range(1), deliveries="eager")
     assert isinstance(sk.emu.explore(lambda: main(sk.init()), **run).failure, RaceError)
     assert sk.emu.explore(lambda: main(sk.init()), **run, races=False).failure is None
 
@@ -574,8 +574,8 @@ def test_a_loop_that_counts_its_polls_forever():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (dict(n_pes=0), "n_pes is 0; it must be 1 to 1024"),
-        (dict(local_size=3), "local_size is 3; it must be a divisor of n_pes"),
+        (dict(n_ranks=0), "n_ranks is 0; it must be 1 to 1024"),
+        (dict(local_size=3), "local_size is 3; it must be a divisor of n_ranks"),
         (dict(deliveries="late"), "delivery is 'late'; it must be 'eager', 'ordered' or 'unordered'"),
         (dict(seeds=["x"]), "seed is 'x'; it must be an integer"),
         (dict(exhaustive=True, races=False), "exhaustive=True and races=False"),
@@ -583,7 +583,7 @@ def test_a_loop_that_counts_its_polls_forever():
 )
 def test_wrong_arguments(wrong, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        sk.emu.explore(lambda: 1 / 0, **{"n_pes": 2, **wrong})
+        sk.emu.explore(lambda: 1 / 0, **{"n_ranks": 2, **wrong})
 
 
 def test_not_inside_of_a_run():

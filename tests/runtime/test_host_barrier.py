@@ -118,7 +118,7 @@ def test_ranks_that_nobody_maps(pes, monkeypatch, local_size):
     """Also within a node they meet through NVSHMEM then."""
 
     def mapped(self):
-        return [pe == self.pe for pe in range(self.machine.n_pes)]
+        return [pe == self.pe for pe in range(self.machine.n_ranks)]
 
     monkeypatch.setattr(EmulatorBackend, "mapped", mapped)
     pes(4, local_size=local_size).run(rounds, 2)
