@@ -2,24 +2,25 @@
 
 import functools
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-FunctionT = TypeVar("FunctionT", bound=Callable)
+F = TypeVar("F")
 
 
-def renamed(**names: str) -> Callable[[FunctionT], FunctionT]:
+def renamed(**names):
     """``@renamed(old="new")``: the function also takes a keyword argument by its old name, with a
     DeprecationWarning. TypeError where both are given."""
 
-    def decorate(function: Any):
-        @functools.wraps(function)
+    def decorate(function: F) -> F:
+        wrapped: Any = function
+
+        @functools.wraps(wrapped)
         def call(*args, **kwargs):
             for old, new in names.items():
                 if old not in kwargs:
                     continue
-                who = function.__qualname__
-                if function.__name__ in ("__init__", "__call__"):
+                who = wrapped.__qualname__
+                if wrapped.__name__ in ("__init__", "__call__"):
                     who = type(args[0]).__name__  # which may be a subclass
                 if new in kwargs:
                     raise TypeError(f"{who}: {old} is the old name of {new}, and both are given. Give {new}")
@@ -27,8 +28,9 @@ def renamed(**names: str) -> Callable[[FunctionT], FunctionT]:
                     f"{who}: {old} is now {new}, and works in this version alone", DeprecationWarning, 2
                 )
                 kwargs[new] = kwargs.pop(old)
-            return function(*args, **kwargs)
+            return wrapped(*args, **kwargs)
 
-        return cast(FunctionT, call)
+        wrapper: Any = call
+        return wrapper
 
     return decorate
