@@ -184,7 +184,7 @@ def few_calls(name, method, sizes, dtype="uint64", root=0, symmetric=False):
             np.testing.assert_array_equal(out, what.wanted(given, method, me, "sum", root))
 
 
-def explored(n_pes, *args, nodes=1, **options):
-    """-> what all schedules of ``few_calls(*args)`` on `n_pes` ranks have shown"""
-    options = {"exhaustive": True, "local_size": n_pes // nodes, "heap_size": 1 << 18, **options}
-    return sk.emu.explore(few_calls, n_pes, args, **options)
+def explored(n_ranks, *args, nodes=1, **options):
+    """-> what all schedules of ``few_calls(*args)`` on `n_ranks` ranks have shown"""
+    options = {"exhaustive": True, "local_size": n_ranks // nodes, "heap_size": 1 << 18, **options}
+    return sk.emu.explore(few_calls, n_ranks, args, **options)

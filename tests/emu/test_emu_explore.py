@@ -17,26 +17,26 @@ from shmemkit.emu.dpor import Explorer, Redundant
 SET, ADD = d.SignalOp.SIGNAL_SET, d.SignalOp.SIGNAL_ADD
 
 
-def every_schedule(main, n_pes, **options):
-    return sk.emu.explore(lambda: main(sk.init()), n_pes, exhaustive=True, heap_size=1 << 14, **options)
+def every_schedule(main, n_ranks, **options):
+    return sk.emu.explore(lambda: main(sk.init()), n_ranks, exhaustive=True, heap_size=1 << 14, **options)
 
 
-def proven(main, n_pes, **options):
+def proven(main, n_ranks, **options):
     """-> how many schedules differ"""
-    found = every_schedule(main, n_pes, **options)
+    found = every_schedule(main, n_ranks, **options)
     if found.failure:
         raise found.failure
     assert found.finished and found.exhaustive and str(found).endswith("no deadlock, no race, no failure")
     return found.runs
 
 
-def failure_of(main, n_pes, **options):
+def failure_of(main, n_ranks, **options):
     """The failure of an exhaustive exploration, which happens again with its schedule."""
-    found = every_schedule(main, n_pes, **options)
+    found = every_schedule(main, n_ranks, **options)
     assert found.failure is not None and not found.finished
     for _ in range(2):
         with pytest.raises(type(found.failure)) as caught:
-            spmd(n_pes, main, heap_size=1 << 14, delivery=found.delivery, choice=found.choice)
+            spmd(n_ranks, main, heap_size=1 << 14, delivery=found.delivery, choice=found.choice)
         assert str(caught.value) == str(found.failure)
     return found.failure
 

@@ -91,9 +91,9 @@ SIZES = [(1, 40, 72), (17, 8, 8), (3, 40, 8)]
 @pytest.mark.every(2)
 @late
 @methods
-@pytest.mark.parametrize("n_pes", [1, 2, *slow(3, 4, 5)])
-def test_sizes(pes, method, n_pes):
-    assert all_right(pes(n_pes), method, SIZES)
+@pytest.mark.parametrize("n_ranks", [1, 2, *slow(3, 4, 5)])
+def test_sizes(pes, method, n_ranks):
+    assert all_right(pes(n_ranks), method, SIZES)
 
 
 @pytest.mark.slow
@@ -127,12 +127,12 @@ def test_tiles(pes, method, width, size):
 @late
 @methods
 @pytest.mark.parametrize(
-    "width, n_pes, majors, dtype",
+    "width, n_ranks, majors, dtype",
     [(32, 2, "kk", "bfloat16"), (64, 3, "mn", "float16"), *slow((96, 2, "mk", "bfloat16"))],
 )
-def test_parts_of_float32_and_layouts(pes, method, width, n_pes, majors, dtype):
+def test_parts_of_float32_and_layouts(pes, method, width, n_ranks, majors, dtype):
     sizes = [(24, 104, 72)]
-    assert all_right(pes(n_pes), method, sizes, majors, "float32", dtype, options=tiles(width))
+    assert all_right(pes(n_ranks), method, sizes, majors, "float32", dtype, options=tiles(width))
 
 
 @pytest.mark.each_value
@@ -157,10 +157,10 @@ def test_parts_of_k(pes, method, splits, sms, sizes):
     st.integers(1, 3),
     st.sampled_from([None, "float32"]),
 )
-def test_any_sizes_in_a_row(method, n_pes, sizes, width, splits, part_dtype):
+def test_any_sizes_in_a_row(method, n_ranks, sizes, width, splits, part_dtype):
     sizes = [(m, 8 * n + width - 32, 8 * k) for m, n, k in sizes]
     arguments = method, sizes, "kn", part_dtype, "bfloat16", tiles(width, splits)
-    assert all(map(all, sk.emu.run(compute, n_pes, arguments, gpu="H200,sms=2")))
+    assert all(map(all, sk.emu.run(compute, n_ranks, arguments, gpu="H200,sms=2")))
 
 
 @pytest.mark.slow

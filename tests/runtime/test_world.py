@@ -224,8 +224,8 @@ def test_without_a_world(pes, function):
     pes(1).run(main)
 
 
-@pytest.mark.parametrize("n_pes", [1, 2])
-def test_calls_of_another_thread(n_pes):
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_calls_of_another_thread(n_ranks):
     def main():
         world, x = sk.init("emulator"), np.ones(4)
         reduce = sk.AllReduce(world, 64)
@@ -233,14 +233,14 @@ def test_calls_of_another_thread(n_pes):
         with ThreadPoolExecutor(1) as pool:
             for call in (lambda: reduce(x, x), world.barrier, world.host_barrier):
                 error = pool.submit(call).exception()
-                if n_pes == 1 and call == world.host_barrier:
+                if n_ranks == 1 and call == world.host_barrier:
                     assert error is None
                 else:
                     assert type(error) is RuntimeError
                     assert "from the thread that called sk.init()" in str(error)
         world.finalize()
 
-    main() if n_pes == 1 else sk.emu.run(main, n_pes)
+    main() if n_ranks == 1 else sk.emu.run(main, n_ranks)
 
 
 def test_after_the_end():
