@@ -49,7 +49,7 @@ def test_fixture(pes):
 
 def test_product():
     x, w = np.ones((64, 48), "float16"), np.ones((48, 32), "float16")
-    assert (sk.emu.run(lambda: (sk.init(), sk.matmul(x, w))[1], n_pes=1)[0] == 48).all()
+    assert (sk.emu.run(lambda: (sk.init(), sk.matmul(x, w))[1], n_ranks=1)[0] == 48).all()
 
 
 def test_programs():

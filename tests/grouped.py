@@ -30,9 +30,9 @@ def in_group(main, *args):
 
 
 @functools.wraps(run)
-def run_in_group(main, n_pes, args=(), local_size=None, **options):
-    local_size = local_size or n_pes
-    found = run(in_group, n_pes + local_size, (main, *args), local_size, **options)
+def run_in_group(main, n_ranks, args=(), local_size=None, **options):
+    local_size = local_size or n_ranks
+    found = run(in_group, n_ranks + local_size, (main, *args), local_size, **options)
     return [result for _, result in sorted(filter(None, found), key=lambda pair: pair[0])]
 
 

@@ -765,6 +765,7 @@ class FlashDecode(Operation):
         scale: float | None = None,
         soft_cap: float | None = None,
         out: ArrayT | None = None,
+        *,
         stream: AnyStream | None = None,
     ) -> ArrayT:
         """Enqueue one. -> out

@@ -95,7 +95,7 @@ class EmulatorBackend:
         """Of the ranks of the World."""
         if self.processes is not None:
             return self.processes.hosts
-        return Hosts([(this_host(), machine())] * self.machine.n_pes)
+        return Hosts([(this_host(), machine())] * self.machine.n_ranks)
 
     # -- groups
     def new_slab(self, n_bytes):

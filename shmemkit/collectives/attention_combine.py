@@ -374,7 +374,7 @@ class AttentionCombine(Operation):
         self.packets, self.functions = self._method.packets, self._method.functions
 
     def __call__(
-        self, partial: ArrayT, lse: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+        self, partial: ArrayT, lse: AnyArray, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT:
         """Enqueue one. -> out
 

@@ -113,7 +113,7 @@ class Barrier(Method):
             passed = self.zeros((n // size - 1).bit_length(), "uint64", "barrier.passed")
             self._run = self.launch(barrier_2d, 1, size, arrivals, passed, self.epoch)
 
-    def __call__(self, stream: AnyStream | None = None) -> None:
+    def __call__(self, *, stream: AnyStream | None = None) -> None:
         """Enqueue a barrier on `stream` (default: the World's). Collective. RuntimeError after ``free``, or
         after ``World.finalize``.
         """

@@ -59,7 +59,9 @@ def all_gather(
     """Gather the `x` of all ranks on each: see `AllGather`. -> out, default a new one (n_ranks, *x.shape) of
     x's kind
     """
-    return _kept_for(AllGather, x, stream, group, sms, _on("all_gather()", group).n_ranks)(x, out, stream)
+    return _kept_for(AllGather, x, stream, group, sms, _on("all_gather()", group).n_ranks)(
+        x, out, stream=stream
+    )
 
 
 def all_reduce(
@@ -74,7 +76,7 @@ def all_reduce(
     """Combine the `x` of all ranks on each: see `AllReduce`. -> out, default a new one of x's kind and
     shape
     """
-    return _kept_for(AllReduce, x, stream, group, sms, 1, op)(x, out, stream)
+    return _kept_for(AllReduce, x, stream, group, sms, 1, op)(x, out, stream=stream)
 
 
 def all_to_all(
@@ -86,7 +88,7 @@ def all_to_all(
     sms: int | None = None,
 ) -> ArrayT:
     """Send segment k of `x` to rank k: see `AllToAll`. -> out, default a new one of x's kind and shape"""
-    return _kept_for(AllToAll, x, stream, group, sms, 1)(x, out, stream)
+    return _kept_for(AllToAll, x, stream, group, sms, 1)(x, out, stream=stream)
 
 
 def attention_combine(
@@ -117,7 +119,9 @@ def attention_combine(
     def make():
         return AttentionCombine(world, most, *of, sms=sms)
 
-    return _kept(world, key, who, f"{most} batch entries", partial, stream, make)(partial, lse, out, stream)
+    return _kept(world, key, who, f"{most} batch entries", partial, stream, make)(
+        partial, lse, out, stream=stream
+    )
 
 
 def broadcast(
@@ -130,7 +134,7 @@ def broadcast(
     sms: int | None = None,
 ) -> ArrayT:
     """Give all ranks the `x` of the root: see `Broadcast`. -> out, default x"""
-    return _kept_for(Broadcast, x, stream, group, sms, 1, root)(x, out, stream)
+    return _kept_for(Broadcast, x, stream, group, sms, 1, root)(x, out, stream=stream)
 
 
 def gather(
@@ -145,7 +149,9 @@ def gather(
     """Gather the `x` of all ranks on the root: see `Gather`. -> out on the root, default a new one (n_ranks,
     *x.shape) of x's kind; None on all others
     """
-    return _kept_for(Gather, x, stream, group, sms, _on("gather()", group).n_ranks, root)(x, out, stream)
+    return _kept_for(Gather, x, stream, group, sms, _on("gather()", group).n_ranks, root)(
+        x, out, stream=stream
+    )
 
 
 def reduce(
@@ -161,7 +167,7 @@ def reduce(
     """Combine the `x` of all ranks on the root: see `Reduce`. -> out on the root, default a new one of x's
     kind and shape; None on all others
     """
-    return _kept_for(Reduce, x, stream, group, sms, 1, root, op)(x, out, stream)
+    return _kept_for(Reduce, x, stream, group, sms, 1, root, op)(x, out, stream=stream)
 
 
 def scatter(
@@ -180,7 +186,7 @@ def scatter(
     if x is None and out is None:
         raise ValueError("scatter(): x and out are None; the root gives x, all other ranks give out")
     given, times = (out, world.n_ranks) if x is None else (x, 1)
-    return _kept_for(Scatter, given, stream, group, sms, times, root)(x, out, stream)
+    return _kept_for(Scatter, given, stream, group, sms, times, root)(x, out, stream=stream)
 
 
 def reduce_scatter(
@@ -195,7 +201,7 @@ def reduce_scatter(
     """Combine the `x` of all ranks, a segment on each: see `ReduceScatter`. -> out, default a new one of x's
     kind and of x's shape divided by n_ranks
     """
-    return _kept_for(ReduceScatter, x, stream, group, sms, 1, op)(x, out, stream)
+    return _kept_for(ReduceScatter, x, stream, group, sms, 1, op)(x, out, stream=stream)
 
 
 def _on(who, group):

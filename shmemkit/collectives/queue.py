@@ -39,6 +39,7 @@ from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
 from shmemkit.support.arrays import new_array
+from shmemkit.support.renamed import renamed
 from shmemkit.support.settings import integer
 from shmemkit.typing import AnyStream, ArrayT, DType
 
@@ -116,7 +117,7 @@ def queue_kernel(inputs, outputs, slots, full, empty, state, receiver, sender, n
 class Queue(Operation):
     """A queue from this rank to rank `to`. Every rank sends to one rank and receives from one. Collective.
 
-    ``queue = sk.Queue(world, n_slots, item_size)``, then ``queue(inputs)``, which enqueues one transfer:
+    ``queue = sk.Queue(world, n_slots, item_size)``, then ``queue(x)``, which enqueues one transfer:
     blocks push rows into slots in the receiver's memory, other blocks pop what arrives here.
 
     world        the World
@@ -139,8 +140,8 @@ class Queue(Operation):
     """
 
     ARRAYS = {
-        "inputs": Given("n item_size", align=1),
-        "outputs": Given("m item_size", align=1, new=True),
+        "x": Given("n item_size", align=1),
+        "out": Given("m item_size", align=1, new=True),
     }
     n_slots: int
     item_size: int
@@ -193,30 +194,28 @@ class Queue(Operation):
         blocks, args = n_producers + n_consumers, (nothing, nothing, *self._rest)
         self._launch = bind(queue_kernel, blocks, block, args, co_resident=True, group=world)
 
-    def __call__(
-        self, inputs: ArrayT, outputs: ArrayT | None = None, stream: AnyStream | None = None
-    ) -> ArrayT:
-        """Enqueue one transfer: push the rows of `inputs` to rank `to`, and pop what is sent here. ->
-        outputs
+    @renamed(inputs="x", outputs="out")
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
+        """Enqueue one transfer: push the rows of x to rank `to`, and pop what is sent here. -> out
 
-        inputs   (n, item_size), C-contiguous, of the queue's dtype; n may be 0 and differ from call to call
-        outputs  (m, item_size), likewise; m is the sender's n. Default: a new array like `inputs`
+        x        (n, item_size), C-contiguous, of the queue's dtype; n may be 0 and differ from call to call
+        out      (m, item_size), likewise; m is the sender's n. Default: a new array like x
         stream   default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
-        Arrays are as of ``help(sk.collectives)``. When the stream has run it, row i of `outputs` is row i of
-        the sender's inputs, and `inputs` may be written again. TypeError or ValueError for other arrays,
+        Arrays are as of ``help(sk.collectives)``. When the stream has run it, row i of out is row i of the
+        sender's x, and x may be written again. TypeError or ValueError for other arrays,
         RuntimeError after ``free``.
         """
-        return self._enqueue({"inputs": inputs, "outputs": outputs}, stream)["outputs"]
+        return self._enqueue({"x": x, "out": out}, stream)["out"]
 
     def _new_shape(self, name, arrays):
-        return arrays["inputs"].shape
+        return arrays["x"].shape
 
     def _in_order(self, stream, arrays):
         """The program orders transfers: see above."""
 
-    def _bind(self, inputs, outputs):
-        bound = self._launch.with_args(as_words(inputs), as_words(outputs), *self._rest)
+    def _bind(self, x, out):
+        bound = self._launch.with_args(as_words(x), as_words(out), *self._rest)
         bound.forget_arrays()
         return bound
 

@@ -157,7 +157,8 @@ def _write(options, status, error, text, found):
         "seed": seed,
         "delivery": delivery,
         "schedules": 1 if found is None else found.runs,
-        "n_pes": options.n,
+        "n_ranks": options.n,
+        "n_pes": options.n,  # its earlier name, in this version
         "script": options.script,
         "versions": _versions(),
     }

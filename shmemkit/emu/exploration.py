@@ -1,4 +1,4 @@
-"""``shmemkit.emu.explore(main, n_pes)``: a program under many schedules, or under all of them."""
+"""``shmemkit.emu.explore(main, n_ranks)``: a program under many schedules, or under all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from shmemkit.support.notebook import html_table, html_text
 from shmemkit.support.progress import showing
+from shmemkit.support.renamed import renamed
 from shmemkit.support.settings import shown
 
 from ..typing import Delivery
@@ -22,9 +23,9 @@ class Exploration:
     exhaustive   whether it runs all schedules
     races        whether it looked for races
     failure      what the first run that failed has raised, or None
-    seed, delivery   of that run: ``run(main, n_pes, races=, delivery=, seed=)`` does the same again
+    seed, delivery   of that run: ``run(main, n_ranks, races=, delivery=, seed=)`` does the same again
     schedule     of that run, if the exploration was exhaustive: whose step came when.
-                 ``run(main, n_pes, delivery=, choice=exploration.choice)`` does the same again
+                 ``run(main, n_ranks, delivery=, choice=exploration.choice)`` does the same again
     runs         the schedules that have been run
     repeats      how many runs were ended early, since they would have repeated one of these
     finished     whether all schedules that were asked for have been run. If exhaustive and without a failure,
@@ -77,9 +78,10 @@ class Exploration:
         )
 
 
+@renamed(n_pes="n_ranks")
 def explore(
     main: Callable[..., object],
-    n_pes: int,
+    n_ranks: int,
     args: Iterable = (),
     seeds: Iterable[int] | None = None,
     deliveries: Delivery | Iterable[Delivery] | None = None,
@@ -89,7 +91,7 @@ def explore(
     local_size: int | None = None,
     heap_size: int | None = None,
 ) -> Exploration:
-    """Run ``main(*args)`` on `n_pes` ranks again and again, until a run fails. -> Exploration
+    """Run ``main(*args)`` on `n_ranks` ranks again and again, until a run fails. -> Exploration
 
     A run fails by a deadlock, a data race, or an exception of `main` or a kernel. Let `main` assert that its
     result is right. It must do the same whenever it is called.
@@ -108,7 +110,7 @@ def explore(
     The environment (SHMEMKIT_SEED, ...) has no effect. TypeError or ValueError for wrong arguments,
     RuntimeError for a program with too many steps for `exhaustive`.
     """
-    check_arguments("explore()", main, n_pes, local_size, heap_size)
+    check_arguments("explore()", main, n_ranks, local_size, heap_size)
     if exhaustive and not races:
         raise ValueError(
             "explore(): exhaustive=True and races=False; an exhaustive exploration must look for races, "
@@ -126,9 +128,9 @@ def explore(
         schedule_of(races, delivery, 0)
     options = dict(args=_several("args", args, 0), local_size=local_size, heap_size=heap_size, races=races)
     if exhaustive:
-        return _all(main, n_pes, deliveries, max_runs, options)
+        return _all(main, n_ranks, deliveries, max_runs, options)
     seeds = range(100) if seeds is None else _several("seeds", seeds)
-    return _random(main, n_pes, deliveries, [schedule_of(races, None, s)[2] for s in seeds], options)
+    return _random(main, n_ranks, deliveries, [schedule_of(races, None, s)[2] for s in seeds], options)
 
 
 def _several(name, values, at_least=1):
@@ -141,14 +143,14 @@ def _several(name, values, at_least=1):
     return values
 
 
-def _random(main, n_pes, deliveries, seeds, options):
+def _random(main, n_ranks, deliveries, seeds, options):
     found = Exploration(False, options["races"])
     with showing("explore", len(seeds) * len(deliveries), "schedules") as task:
         for seed in seeds:
             for delivery in deliveries:
                 task.done, found.runs = found.runs, found.runs + 1
                 try:
-                    run(main, n_pes, delivery=delivery, seed=seed, timeline=False, **options)
+                    run(main, n_ranks, delivery=delivery, seed=seed, timeline=False, **options)
                 except Exception as error:
                     found.failure, found.seed, found.delivery = error, seed, delivery
                     return found
@@ -156,7 +158,7 @@ def _random(main, n_pes, deliveries, seeds, options):
     return found
 
 
-def _all(main, n_pes, deliveries, max_runs, options):
+def _all(main, n_ranks, deliveries, max_runs, options):
     found, started = Exploration(True, True), 0
     with showing("explore", unit="runs") as task:
         for delivery in deliveries:
@@ -166,7 +168,7 @@ def _all(main, n_pes, deliveries, max_runs, options):
                     return found
                 task.done, started = started, started + 1
                 try:
-                    run(main, n_pes, delivery=delivery, choice=explorer, timeline=False, **options)
+                    run(main, n_ranks, delivery=delivery, choice=explorer, timeline=False, **options)
                     found.runs += 1
                 except Redundant:
                     found.repeats += 1

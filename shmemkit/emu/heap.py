@@ -117,11 +117,11 @@ def _give_pages_back(at, n_bytes):
 
 
 class Heap:
-    """`memory` holds the heaps of `n_pes` PEs one after another; this object allocates on PE `pe`."""
+    """`memory` holds the heaps of `n_ranks` PEs one after another; this object allocates on PE `pe`."""
 
-    def __init__(self, memory, n_pes, pe):
-        self.memory, self.n_pes, self.pe = memory, n_pes, pe
-        self.size = memory.size // n_pes
+    def __init__(self, memory, n_ranks, pe):
+        self.memory, self.n_ranks, self.pe = memory, n_ranks, pe
+        self.size = memory.size // n_ranks
         self.base = address(memory) + pe * self.size  # of this PE
         self.allocations = []  # by offset
         self.reserve = None  # (first, n_bytes): have this part of `memory`, or raise MemoryError
@@ -223,8 +223,8 @@ class Heap:
     def on(self, array, pe):
         """The same offset in the heap of PE `pe`, with the same shape, dtype and strides. `array` lies in any
         PE's heap."""
-        if not 0 <= pe < self.n_pes:
-            raise IndexError(f"rank is {pe}; it must be 0 to {self.n_pes - 1}")
+        if not 0 <= pe < self.n_ranks:
+            raise IndexError(f"rank is {pe}; it must be 0 to {self.n_ranks - 1}")
         begin = address(array) - address(self.memory)
         if not 0 <= begin < self.memory.size:
             raise ValueError(

@@ -28,7 +28,7 @@ from .shadow_arrays import untracked
 
 
 class Machine:
-    """`memory` holds the symmetric heaps of all `n_pes`; `local_pes` run in this process; a node has
+    """`memory` holds the symmetric heaps of all `n_ranks`; `local_pes` run in this process; a node has
     `local_size` PEs.
 
     `lock` is a context manager that makes a read-modify-write of symmetric memory indivisible, where there
@@ -40,7 +40,7 @@ class Machine:
     def __init__(
         self,
         memory,
-        n_pes,
+        n_ranks,
         local_pes,
         local_size,
         lock=None,
@@ -52,8 +52,8 @@ class Machine:
     ):
         self.gpu = gpu_of(gpu)
         self.memory, self.memory_address = memory, address(memory)
-        self.n_pes, self.local_pes, self.local_size = n_pes, list(local_pes), local_size
-        self.heap_size = memory.size // n_pes
+        self.n_ranks, self.local_pes, self.local_size = n_ranks, list(local_pes), local_size
+        self.heap_size = memory.size // n_ranks
         self.lock = lock or contextlib.nullcontext()
         self.scheduler = Scheduler(choice)
         self.network = self.scheduler.network = Network(self, delivery)
@@ -65,12 +65,12 @@ class Machine:
         self.emptied = (
             weakref.WeakValueDictionary()
         )  # by address of a place (``device/packets/lamport.py``): by whom
-        self.heaps = {pe: Heap(memory, n_pes, pe) for pe in self.local_pes}
-        table = np.zeros((n_pes, SLOTS), SLOT) if calls is None else calls
+        self.heaps = {pe: Heap(memory, n_ranks, pe) for pe in self.local_pes}
+        table = np.zeros((n_ranks, SLOTS), SLOT) if calls is None else calls
         self.members = {}  # PE -> those of the World
         for pe, heap in self.heaps.items():
-            arrivals = heap.allocate(N_TEAMS * n_pes * 8).view(np.uint64).reshape(N_TEAMS, n_pes)
-            self.members[pe] = Members(range(n_pes), pe, local_size, arrivals, Calls(table, pe), ())
+            arrivals = heap.allocate(N_TEAMS * n_ranks * 8).view(np.uint64).reshape(N_TEAMS, n_ranks)
+            self.members[pe] = Members(range(n_ranks), pe, local_size, arrivals, Calls(table, pe), ())
         self.groups = {}  # key -> Members, of one of this process's PEs, of a group
         self.streams = {pe: [] for pe in self.local_pes}
         self.defaults, self.current = {}, {}  # PE -> its default stream, and CuPy's current one

@@ -1,4 +1,4 @@
-"""``shmemkit.emu.run(main, n_pes)``: an SPMD main function on several ranks in this process, for tests and
+"""``shmemkit.emu.run(main, n_ranks)``: an SPMD main function on several ranks in this process, for tests and
 notebooks."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from shmemkit.support.agreement import of_group, ranks_text
 from shmemkit.support.call_site import Call
 from shmemkit.support.host_program import HostProgram
 from shmemkit.support.progress import showing
+from shmemkit.support.renamed import renamed
 from shmemkit.support.settings import integer, listed, shown, switch
 from shmemkit.support.trace_file import timeline_file
 
@@ -41,7 +42,7 @@ class Host(greenlet, HostProgram):
         self.thread_id, self.block = pe, None  # as Rendezvous wants them
         self.why, self.at_turn = None, False
         self.can_go_on = self.goes_on = False
-        self.n_pes = program.machine.n_pes
+        self.n_ranks = program.machine.n_ranks
         self.grad = program.grad
         self.result: Any = None
 
@@ -65,7 +66,7 @@ class Host(greenlet, HostProgram):
                 self.world.finalize()
         except Exception as error:
             if not isinstance(error, EmulatorError):
-                add_text(error, f"raised on rank {self.pe} of {program.machine.n_pes}")
+                add_text(error, f"raised on rank {self.pe} of {program.machine.n_ranks}")
             scheduler = program.machine.scheduler
             scheduler.failure = scheduler.failure or error
         program.machine.ended.add(self.pe)
@@ -145,7 +146,7 @@ class LocalComm:
 
     def __init__(self, host, pes=None, rendezvous=None):
         self._host = host
-        self._pes = range(host.program.machine.n_pes) if pes is None else pes
+        self._pes = range(host.program.machine.n_ranks) if pes is None else pes
         self._rendezvous = rendezvous or host.program.rendezvous
         self.rank, self.size = self._pes.index(host.pe), len(self._pes)
 
@@ -161,7 +162,7 @@ class LocalComm:
 
         def why():
             late = sorted(set(self._pes) - {pe for pe, _ in rendezvous.round.values})
-            return f"{ranks_text(late)} to call {call}, too{of_group(self._pes, machine.n_pes)}"
+            return f"{ranks_text(late)} to call {call}, too{of_group(self._pes, machine.n_ranks)}"
 
         with machine.host_waits_for(self._host.pe, why):
             values = rendezvous.join(self._host, value, self._met)
@@ -216,9 +217,10 @@ def current_host():
     return host if isinstance(host, Host) else None
 
 
+@renamed(n_pes="n_ranks")
 def run(
     main: Callable[..., T],
-    n_pes: int,
+    n_ranks: int,
     args: Iterable = (),
     local_size: int | None = None,
     heap_size: int | None = None,
@@ -230,7 +232,7 @@ def run(
     gpu: str | None = None,
     timeline: str | os.PathLike | bool | None = None,
 ) -> list[T]:
-    """Run ``main(*args)`` on `n_pes` ranks in this process. -> the list of what each returned.
+    """Run ``main(*args)`` on `n_ranks` ranks in this process. -> the list of what each returned.
 
     In `main`, ``shmemkit.init()`` gives that rank's World.
 
@@ -253,11 +255,11 @@ def run(
     when no rank can go on. ``RaceError`` lists races when nothing else has failed. Other errors have the
     races that were found before in their report and in their attribute `races`.
     """
-    check_arguments("run()", main, n_pes, local_size, heap_size)
+    check_arguments("run()", main, n_ranks, local_size, heap_size)
     races, delivery, seed = schedule_of(races, delivery, seed)
     timeline = timeline_file("run(): timeline", timeline)
     size = whole_pages(default_heap_size() if heap_size is None else heap_size)
-    local_size = n_pes if local_size is None else local_size
+    local_size = n_ranks if local_size is None else local_size
     if isinstance(args, (str, bytes)) or not hasattr(args, "__iter__"):
         raise TypeError(f"run(): args is {shown(args)}; it must be a tuple of main's arguments, as (x,)")
     if choice is not None:
@@ -271,9 +273,9 @@ def run(
     else:
         choice = None if seed is None else Seeded(seed)
         again = repeat_with(races, delivery, seed)
-    memory = private_memory(n_pes * size)
+    memory = private_memory(n_ranks * size)
     machine = Machine(
-        memory, n_pes, range(n_pes), local_size, delivery=delivery, choice=choice, races=races, gpu=gpu
+        memory, n_ranks, range(n_ranks), local_size, delivery=delivery, choice=choice, races=races, gpu=gpu
     )
     try:
         with recorded(machine, timeline):
@@ -289,7 +291,7 @@ def run(
         raise
 
 
-def check_arguments(who, main, n_pes, local_size, heap_size):
+def check_arguments(who, main, n_ranks, local_size, heap_size):
     """Of ``run`` and ``explore``."""
     if current_host() is not None:
         raise RuntimeError(
@@ -301,11 +303,11 @@ def check_arguments(who, main, n_pes, local_size, heap_size):
             f"{who}: main is {shown(main)}; it must be a function. Pass the function itself, and its "
             "arguments as args=(...)"
         )
-    integer(who, "n_pes", n_pes, 1, MAX_PES)
+    integer(who, "n_ranks", n_ranks, 1, MAX_PES)
     if heap_size is not None:
         integer(who, "heap_size", heap_size, 1)
-    if local_size is not None and n_pes % integer(who, "local_size", local_size, 1):
-        raise ValueError(f"{who}: local_size is {local_size}; it must be a divisor of n_pes ({n_pes})")
+    if local_size is not None and n_ranks % integer(who, "local_size", local_size, 1):
+        raise ValueError(f"{who}: local_size is {local_size}; it must be a divisor of n_ranks ({n_ranks})")
 
 
 def schedule_of(races=None, delivery=None, seed=None) -> tuple[bool, Delivery, int | None]:

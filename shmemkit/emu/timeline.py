@@ -45,7 +45,7 @@ class Clock:
 class Timeline:
     def __init__(self, machine, records=RECORDS):
         self.machine, self.records = machine, records
-        self.alone = machine.n_pes == len(machine.local_pes)  # no other process stores here
+        self.alone = machine.n_ranks == len(machine.local_pes)  # no other process stores here
         self.users = 0  # who have begun it, and not ended it
         self.spans, self.marks, self.arrows = [], [], {}
         self.dropped, self.recorded = Counter(), Counter()  # by rank

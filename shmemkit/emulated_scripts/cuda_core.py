@@ -13,7 +13,7 @@ class Device(Served):
 
     def __init__(self, device_id=None):
         process = current("Device")
-        n = process.machine.n_pes
+        n = process.machine.n_ranks
         device_id = process.device if device_id is None else device_id
         if not 0 <= device_id < n:
             raise ValueError(
@@ -101,7 +101,7 @@ class EventOptions:
 class _System(Served):
     @property
     def num_devices(self):
-        return current("system.num_devices").machine.n_pes
+        return current("system.num_devices").machine.n_ranks
 
     def get_num_devices(self):
         return self.num_devices

@@ -23,7 +23,7 @@ class Device(Served):
     def __init__(self, device=None):
         process = current("cupy.cuda.Device")
         self.id = process.device if device is None else int(device)
-        n = process.machine.n_pes
+        n = process.machine.n_ranks
         if not 0 <= self.id < n:
             raise ValueError(
                 f"cupy.cuda.Device(): the number is {self.id}; it must be 0 to {n - 1}: the emulator "
@@ -85,7 +85,7 @@ def modules():
         {
             "deviceSynchronize": lambda: current("deviceSynchronize").synchronize(),
             "getDevice": lambda: current("getDevice").device,
-            "getDeviceCount": lambda: current("getDeviceCount").machine.n_pes,
+            "getDeviceCount": lambda: current("getDeviceCount").machine.n_ranks,
             "getDeviceProperties": _properties,
             "is_hip": False,
             "runtimeGetVersion": lambda: 13000,

@@ -37,7 +37,7 @@ class Comm(Messages):
 
     # -- who
     def _members(self):
-        return range(current("MPI").machine.n_pes) if self._fixed is None else self._fixed
+        return range(current("MPI").machine.n_ranks) if self._fixed is None else self._fixed
 
     def Get_rank(self):
         return self._members().index(current("MPI").pe)
@@ -61,7 +61,7 @@ class Comm(Messages):
         rendezvous = mail(machine).rendezvous
         if self._key not in rendezvous:
             rendezvous[self._key] = Rendezvous(machine.scheduler, lambda: len(members), "an MPI collective")
-        if len(members) < machine.n_pes:
+        if len(members) < machine.n_ranks:
             who = f"ranks {', '.join(map(str, members))} of COMM_WORLD"
         else:
             who = "the other ranks"

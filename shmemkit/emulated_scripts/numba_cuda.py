@@ -40,7 +40,7 @@ class NumbaDevice(Served):
 
 class _Gpus:
     def __len__(self):
-        return current("cuda.gpus").machine.n_pes
+        return current("cuda.gpus").machine.n_ranks
 
     def __getitem__(self, number):
         if not 0 <= number < len(self):

@@ -84,10 +84,10 @@ def init(device=None, uid=None, rank=None, nranks=None, mpi_comm=None, initializ
             )
     elif mpi_comm is not None:
         rank, nranks = mpi_comm.Get_rank(), mpi_comm.Get_size()
-    if rank is not None and (rank, nranks) != (process.pe, process.machine.n_pes):
+    if rank is not None and (rank, nranks) != (process.pe, process.machine.n_ranks):
         raise NotImplementedError(
             f"nvshmem.core.init: this is rank {rank} of {nranks}; on the emulator it must be as in "
-            f"COMM_WORLD, rank {process.pe} of {process.machine.n_pes}"
+            f"COMM_WORLD, rank {process.pe} of {process.machine.n_ranks}"
         )
     process.inits += 1
     if process.inits > 1:

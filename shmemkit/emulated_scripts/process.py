@@ -20,11 +20,11 @@ IDLE = 10.0  # seconds in which nothing happens but polls of host programs, unti
 _inside = None  # the Process whose things are installed
 
 
-def launcher_variables(pe, n_pes, local_size):
+def launcher_variables(pe, n_ranks, local_size):
     """What mpirun, torchrun and srun tell a process about itself."""
     names = {
         "OMPI_COMM_WORLD_RANK PMI_RANK RANK SLURM_PROCID": pe,
-        "OMPI_COMM_WORLD_SIZE PMI_SIZE WORLD_SIZE SLURM_NTASKS": n_pes,
+        "OMPI_COMM_WORLD_SIZE PMI_SIZE WORLD_SIZE SLURM_NTASKS": n_ranks,
         "OMPI_COMM_WORLD_LOCAL_RANK LOCAL_RANK SLURM_LOCALID": pe % local_size,
         "OMPI_COMM_WORLD_LOCAL_SIZE LOCAL_WORLD_SIZE": local_size,
     }
@@ -71,7 +71,7 @@ class Process:
         self.surroundings = copy.copy(surroundings)
         self.surroundings.environment = {
             **surroundings.environment,
-            **launcher_variables(self.pe, self.machine.n_pes, self.machine.local_size),
+            **launcher_variables(self.pe, self.machine.n_ranks, self.machine.local_size),
         }
         self.surroundings.random = None  # as it comes: PEs that do not seed have different numbers
         self.modules = {}  # while others run

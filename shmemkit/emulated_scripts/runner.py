@@ -175,10 +175,10 @@ def _give_turn(process, sleep, seconds):
     sleep(seconds)
 
 
-def run_script(script, n_pes, **options):
-    """Run `script` on `n_pes` PEs; `options` are those of ``shmemkit.emu.run``. Raises as it does."""
+def run_script(script, n_ranks, **options):
+    """Run `script` on `n_ranks` PEs; `options` are those of ``shmemkit.emu.run``. Raises as it does."""
     with surroundings():
-        run(script.program, n_pes, **options)
+        run(script.program, n_ranks, **options)
 
 
 def status_of(error):

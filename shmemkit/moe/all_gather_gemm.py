@@ -203,7 +203,10 @@ class AllGatherGroupedGemm(ExpertLayer):
         (m, k), (n_experts, n, _), n_ranks = x.shape, w.shape, world.n_ranks
         whole = self._gathered[: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * m, k)
         if self.used == "sequential":
-            gather = functools.partial(self._gather, x, whole)
+
+            def gather(stream):
+                self._gather(x, whole, stream=stream)
+
             return [gather, *steps, *moved_product(world, gpu, index, index.topk, whole, w, out)]
         if reason := refused(k, n, w, x=x, out=out):
             raise ValueError(f"{type(self).__name__}: {reason}. Or use method='sequential', on all ranks")

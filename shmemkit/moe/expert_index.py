@@ -223,7 +223,7 @@ class ExpertIndex:
             args = *args, self.pairs, self.counts, self.tiles, self.sizes
             self._make = bind(index_experts, 1, threads, args, shared=4 * (n_bins + 1))
 
-    def update(self, stream: AnyStream | None = None) -> None:
+    def update(self, *, stream: AnyStream | None = None) -> None:
         """Enqueue: make it from what topk_ids holds then. Products whose calls follow on the stream use it.
 
         stream  default: PyTorch's current one if topk_ids is a tensor on a GPU, else the World's

@@ -297,7 +297,7 @@ class Sequential:
         )
 
         def scatter(stream):
-            self._scatter(sums, out, stream)
+            self._scatter(sums, out, stream=stream)
 
         return [*steps, *moved_product(world, self.gpu, index, 1, x, w, y), add, scatter]
 

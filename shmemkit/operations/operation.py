@@ -53,7 +53,7 @@ class Given:
 
     dims        the names of its dimensions. A name is an attribute of the object, or a size that all arrays
                 of a call share, or n_ranks; two may be multiplied or divided: "n_ranks*m". One that ends with
-                "#" is of its own in each of several arrays, "weight[0]", "weight[1]"... "": one element.
+                "#" is of its own in each of several arrays, "w[0]", "w[1]"... "": one element.
                 None: the operation checks the shape
     dtype       its name, that of another array, or "dtype": the object's. None: the operation checks it
     align       bytes that its address is a multiple of. 0: those of an element. 1: any address

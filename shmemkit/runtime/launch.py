@@ -51,6 +51,7 @@ def bind(
     grid: Shape,
     block: Shape,
     args: tuple | list,
+    *,
     stream: AnyStream | None = None,
     shared: int = 0,
     cluster: Shape | None = None,

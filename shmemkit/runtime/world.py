@@ -89,16 +89,16 @@ def init(
             "init(): this rank has a World already. Call finalize() on it, or use the one that "
             "shmemkit.current() returns"
         )
-    if host.n_pes is not None:
+    if host.n_ranks is not None:
         asked, who = _asked_for(backend)
         if asked == "nvshmem":
             raise RuntimeError(
                 f"init(): {who} asks for the backend 'nvshmem', but shmemkit.emu runs this program on the "
                 "emulator. Start it with mpirun to use GPUs"
             )
-        if comm is not None and choice.check("init()", comm) != host.n_pes:
+        if comm is not None and choice.check("init()", comm) != host.n_ranks:
             raise ValueError(
-                f"init(): comm has {comm.Get_size()} ranks; it must have all {host.n_pes} that "
+                f"init(): comm has {comm.Get_size()} ranks; it must have all {host.n_ranks} that "
                 "the emulator runs"
             )
         host.world = world = World("emulator", None, local_size)
@@ -235,7 +235,7 @@ class World(SymmetricMemory):
         self._init_memory()
         self._groups, self._splits = [], 0  # groups that this rank is in; splits so far
         forked.watch(self, self._exit_handler)
-        if self._host.n_pes is None:
+        if self._host.n_ranks is None:
             self._exit_handler.watch(self)
             if self._timeline_file is not None:  # emu.run records by itself
                 self._timeline = Timeline(self).__enter__()
@@ -379,7 +379,7 @@ class World(SymmetricMemory):
         return self.split(0 if self.local_rank == 0 else None, 0, heap)
 
     # -- synchronisation
-    def barrier(self, stream: AnyStream | None = None) -> None:
+    def barrier(self, *, stream: AnyStream | None = None) -> None:
         """Enqueue a barrier of all ranks on `stream` (default: the World's). Collective.
 
         Work that any rank enqueues after it sees all that every rank enqueued before it, puts included. On
@@ -464,7 +464,7 @@ class World(SymmetricMemory):
         several = ranks if hasattr(ranks, "__iter__") and not isinstance(ranks, str) else [ranks]
         return sorted({integer("print()", "a rank", rank, 0, self.n_ranks - 1) for rank in several})
 
-    def asnumpy(self, array: AnyArray, stream: AnyStream | None = None) -> np.ndarray:
+    def asnumpy(self, array: AnyArray, *, stream: AnyStream | None = None) -> np.ndarray:
         """Return a NumPy copy of `array`, an array or a PyTorch tensor, once the work enqueued on `stream`
         has finished (default: the World's, of a tensor on a GPU PyTorch's current one). Errors as of
         ``synchronize``; TypeError for what is no array.
@@ -567,11 +567,12 @@ class World(SymmetricMemory):
             return
         if isinstance(error, SystemExit):
             self._exit_handler.exit(error.code)
-            if self._host.n_pes is None or error.code in (None, 0):  # otherwise it ends the other ranks, too
+            # Otherwise it ends the other ranks, too.
+            if self._host.n_ranks is None or error.code in (None, 0):
                 error = None
         if error is None:
             self.finalize()
-        elif self.n_ranks == 1 or self._host.n_pes is not None:
+        elif self.n_ranks == 1 or self._host.n_ranks is not None:
             self.abandon()
         elif self.backend.name == "emulator":
             self.backend.fail(error)

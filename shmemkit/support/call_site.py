@@ -5,8 +5,10 @@ import sys
 import sysconfig
 
 from .notebook import cell_of
+from .renamed import renamed
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_WRAPPER = renamed.__code__.co_filename  # its functions have the names of those that they wrap
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -28,7 +30,7 @@ def users_call(default):
     at the end of a ``with`` block or of the program."""
     inner, frame = None, sys._getframe(1)
     while frame is not None and _is_passed_over(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_code.co_filename != _WRAPPER:
             inner = frame
         frame = frame.f_back
     if frame is None or inner is None:

@@ -11,14 +11,14 @@ class HostProgram:
 
     world    its World, if that is alive
     ended    whether it had one
-    n_pes    how many the emulator runs; None of a process by itself
+    n_ranks  how many the emulator runs; None of a process by itself
     process  what a script has as if it had a process of its own
     asked    the ranks of the World that it has last had answers of, in their order; None for all
     """
 
     world: Any = None
     ended = False
-    n_pes: int | None = None
+    n_ranks: int | None = None
     process: Any = None
     asked: Any = None
 

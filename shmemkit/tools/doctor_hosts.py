@@ -178,8 +178,8 @@ def _arrived(world, values, signals):
     stream = world.backend.new_stream()  # the World's may wait for a put
     give_up = time.monotonic() + (timeouts.default() or PATIENCE)
     while True:
-        came = world.asnumpy(signals, stream) == 1
-        right = world.asnumpy(values, stream) == np.arange(1, world.n_ranks + 1)
+        came = world.asnumpy(signals, stream=stream) == 1
+        right = world.asnumpy(values, stream=stream) == np.arange(1, world.n_ranks + 1)
         if came.all() or time.monotonic() > give_up:
             return (came & right).tolist()
         time.sleep(0.01)

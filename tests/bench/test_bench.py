@@ -428,7 +428,7 @@ def test_a_barrier_that_does_not_wait_is_found(tmp_path, monkeypatch):
 def test_all_reduce_is_checked(tmp_path, monkeypatch, capsys):
     class OneWrong(sk.AllReduce):
         def __call__(self, x, out=None, stream=None):
-            super().__call__(x, out, stream)
+            super().__call__(x, out, stream=stream)
             out[5] += 1
             return out
 

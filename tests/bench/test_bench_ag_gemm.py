@@ -103,8 +103,8 @@ def test_overlap_is_the_longer_part_alone_over_the_time(alone, longer):
 
 def test_wrong_results_are_found(monkeypatch, capsys):
     class Wrong(sk.AllGatherGemm):
-        def __call__(self, x, weight, out):
-            super().__call__(x, weight, out)
+        def __call__(self, x, w, out):
+            super().__call__(x, w, out)
             sk.current().synchronize()
             out *= 1.01
 

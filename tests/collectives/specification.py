@@ -55,7 +55,9 @@ class Specification:
     def call(self, made, x, out, stream=None):
         """One call; x or out is None on ranks that do not give or get."""
         rank, root = made.world.rank, getattr(made, "root", 0)
-        return made(x if self.gives(rank, root) else None, out if self.gets(rank, root) else None, stream)
+        return made(
+            x if self.gives(rank, root) else None, out if self.gets(rank, root) else None, stream=stream
+        )
 
     def places(self, n, size, where, mine):
         """-> elements of each array that is needed, and for x and out, as of ``calls``: which array has it,
@@ -182,7 +184,7 @@ def few_calls(name, method, sizes, dtype="uint64", root=0, symmetric=False):
             np.testing.assert_array_equal(out, what.wanted(given, method, me, "sum", root))
 
 
-def explored(n_pes, *args, nodes=1, **options):
-    """-> what all schedules of ``few_calls(*args)`` on `n_pes` ranks have shown"""
-    options = {"exhaustive": True, "local_size": n_pes // nodes, "heap_size": 1 << 18, **options}
-    return sk.emu.explore(few_calls, n_pes, args, **options)
+def explored(n_ranks, *args, nodes=1, **options):
+    """-> what all schedules of ``few_calls(*args)`` on `n_ranks` ranks have shown"""
+    options = {"exhaustive": True, "local_size": n_ranks // nodes, "heap_size": 1 << 18, **options}
+    return sk.emu.explore(few_calls, n_ranks, args, **options)

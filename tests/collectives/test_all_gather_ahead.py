@@ -52,8 +52,8 @@ def ahead(skips, size, by_columns):
     engine.free()
 
 
-def explored(n_pes, *skips, size=1, by_columns=False):
-    return sk.emu.explore(ahead, n_pes, (skips, size, by_columns), exhaustive=True, heap_size=1 << 16)
+def explored(n_ranks, *skips, size=1, by_columns=False):
+    return sk.emu.explore(ahead, n_ranks, (skips, size, by_columns), exhaustive=True, heap_size=1 << 16)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def parts(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("n_pes", "n_parts", "size", "by_columns", "skips"),
+    ("n_ranks", "n_parts", "size", "by_columns", "skips"),
     [
         (2, 1, 1, False, (0, 0, 0, 0)),
         (2, 1, 1, False, (1, 0, 1, 0)),
@@ -81,9 +81,9 @@ def parts(monkeypatch):
         (3, 1, 1, True, (0, 0)),
     ],
 )
-def test_the_copies_are_proven_for_a_small_size(parts, n_pes, n_parts, size, by_columns, skips):
+def test_the_copies_are_proven_for_a_small_size(parts, n_ranks, n_parts, size, by_columns, skips):
     parts(n_parts)
-    found = explored(n_pes, *skips, size=size, by_columns=by_columns)
+    found = explored(n_ranks, *skips, size=size, by_columns=by_columns)
     assert found.finished and found.failure is None, str(found)
 
 

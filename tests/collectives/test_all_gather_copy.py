@@ -93,13 +93,13 @@ def test_graphs_interleaved_with_calls(pes, method, symmetric):
         seen = [np.zeros_like(out) for out in outs]
         for x, out in zip(xs, outs, strict=True):
             stream.begin_capture()
-            gather(x, out, stream)
+            gather(x, out, stream=stream)
             graphs.append(stream.end_capture())
         for repeat in range(7):
             i = repeat % 2
             fill[1, 8, stream](xs[i], 100 * repeat + world.rank)
             if repeat == 4:
-                gather(xs[i], outs[i], stream)
+                gather(xs[i], outs[i], stream=stream)
             else:
                 graphs[i].launch(stream)
             take[1, 8, stream](outs[i], seen[i])
@@ -122,7 +122,7 @@ def test_streams_follow_each_other(pes, method, symmetric):
             if call:
                 stream.wait_event(streams[(call - 1) % 3].record())
             fill[1, 4, stream](x, 10 * call + world.rank)
-            gather(x, out, stream)
+            gather(x, out, stream=stream)
             take[1, 4, stream](out, seen)
             world.synchronize()
             assert (seen.reshape(n, 20) == 10 * call + np.arange(n)[:, None]).all()
@@ -159,9 +159,9 @@ def overlap_all(method, calls, size=3, symmetric=True, in_place=False, threads=4
 @outputs
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("n_pes", [1, 2, 3, 5])
-def test_overlap(pes, n_pes, in_place, symmetric, method):
-    pes(n_pes).run(overlap_all, method, 4, 3, symmetric, in_place)
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 5])
+def test_overlap(pes, n_ranks, in_place, symmetric, method):
+    pes(n_ranks).run(overlap_all, method, 4, 3, symmetric, in_place)
 
 
 @pytest.mark.each_value
@@ -373,12 +373,12 @@ def whole_all(method, calls, symmetric):
     engine.free()
 
 
-def explored(n_pes, calls, method, symmetric, skip=None):
+def explored(n_ranks, calls, method, symmetric, skip=None):
     """Without `skip` whole calls, else beside a consumer."""
     main, args = whole_all, (method, calls, symmetric)
     if skip is not None:
         main, args = overlap_all, (method, calls, 1, symmetric, False, 1, skip)
-    return sk.emu.explore(main, n_pes, args, exhaustive=True, heap_size=1 << 16)
+    return sk.emu.explore(main, n_ranks, args, exhaustive=True, heap_size=1 << 16)
 
 
 PULLED = [("copy_pull", False), ("copy_pull", True)]
@@ -387,7 +387,7 @@ PROTOCOLS = [("copy_push", True), *PULLED]  # copy_push pulls into private memor
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method, symmetric, n_pes, calls, skip",
+    "method, symmetric, n_ranks, calls, skip",
     [
         *[(*protocol, n, calls, None) for protocol in PROTOCOLS for n, calls in ((2, 2), (3, 1))],
         *[("copy_push", True, n, calls, skip) for n, calls in ((2, 4), (3, 2)) for skip in (0, 1)],
@@ -395,8 +395,8 @@ PROTOCOLS = [("copy_push", True), *PULLED]  # copy_push pulls into private memor
         ("copy_pull", True, 3, 1, 0),
     ],
 )
-def test_proven_for_a_small_size(n_pes, calls, skip, method, symmetric):
-    found = explored(n_pes, calls, method, symmetric, skip)
+def test_proven_for_a_small_size(n_ranks, calls, skip, method, symmetric):
+    found = explored(n_ranks, calls, method, symmetric, skip)
     assert found.finished and found.failure is None, str(found)
 
 

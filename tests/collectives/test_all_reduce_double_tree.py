@@ -63,9 +63,9 @@ def combined_in_tree(op, arrays, tree, rank=None):
 
 @pytest.mark.each_value
 @pytest.mark.every(3)
-@pytest.mark.parametrize("n_pes", [4, 7])
+@pytest.mark.parametrize("n_ranks", [4, 7])
 @pytest.mark.parametrize("dtype, op", [("float32", "sum"), ("bfloat16", "avg"), ("float16", "prod")])
-def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, n_pes):
+def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, n_ranks):
     """Bit by bit: additions are rounded, so that another order gives other bits; those of 16 bits are rounded
     at the end only."""
 
@@ -84,4 +84,4 @@ def test_the_order_is_the_documented_one(pes, small_chunks, dtype, op, n_pes):
             expected[part] = total / np.float32(n) if op == "avg" else total
         np.testing.assert_array_equal(out.view("uint8"), expected.view("uint8"))
 
-    pes(n_pes).run(main)
+    pes(n_ranks).run(main)

@@ -105,17 +105,17 @@ def random_calls(n, count, most, seed):
 @pytest.mark.every(3)
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("n_pes", [1, 2, 3, 4])
-def test_variable(pes, small_chunks, n_pes, symmetric):
-    calls = random_calls(n_pes, 4, 20, n_pes)
-    pes(n_pes).run(exchange_rows, calls, (3,), "int16", symmetric)
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+def test_variable(pes, small_chunks, n_ranks, symmetric):
+    calls = random_calls(n_ranks, 4, 20, n_ranks)
+    pes(n_ranks).run(exchange_rows, calls, (3,), "int16", symmetric)
 
 
 @pytest.mark.slow
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("n_pes", [5, 8, 16])
-def test_variable_many_ranks(pes, n_pes):
-    pes(n_pes).run(exchange_rows, random_calls(n_pes, 2, 5, 1), (2,), "float32")
+@pytest.mark.parametrize("n_ranks", [5, 8, 16])
+def test_variable_many_ranks(pes, n_ranks):
+    pes(n_ranks).run(exchange_rows, random_calls(n_ranks, 2, 5, 1), (2,), "float32")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_variable_in_graphs_and_back(pes, symmetric):
         world.stream.begin_capture()
         exchange(x, splits, out, counts)
         other.wait_event(world.stream.record())
-        exchange(out, counts, back, back_counts, other)
+        exchange(out, counts, back, back_counts, stream=other)
         world.stream.wait_event(other.record())
         graph = world.stream.end_capture()
         for call in range(4):
@@ -183,7 +183,7 @@ def test_variable_in_graphs_and_back(pes, symmetric):
             x[:] = 100 * call + 10 * me + np.arange(10)
             graph.launch(world.stream)
             if call == 2:
-                exchange(x, splits, out, counts, world.stream)
+                exchange(x, splits, out, counts, stream=world.stream)
                 exchange(out, counts, back, back_counts)
             world.synchronize()
             assert (back_counts == splits).all()

@@ -77,14 +77,14 @@ def test_graphs_and_streams(pes):
         world.stream.begin_capture()
         exchange(x, splits, out, counts)
         other.wait_event(world.stream.record())
-        exchange(out, counts, back, back_counts, other)
+        exchange(out, counts, back, back_counts, stream=other)
         world.stream.wait_event(other.record())
         graph = world.stream.end_capture()
         for call in range(4):
             splits[:] = np.random.default_rng([call, me]).integers(0, 3, n)
             graph.launch(world.stream)
             if call == 2:
-                exchange(x, splits, out, counts, world.stream)
+                exchange(x, splits, out, counts, stream=world.stream)
                 exchange(out, counts, back, back_counts)
             world.synchronize()
             assert (back_counts == splits).all()

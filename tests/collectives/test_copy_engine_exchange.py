@@ -104,9 +104,9 @@ def calls(kind, sizes, dtype, offsets=(0,), threads=4):
 @pytest.mark.every(3)
 @exchanges
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("n_pes, sizes", [(1, [5]), (2, [100, 3, 64]), (3, [300, 1, 128, 7]), (8, [40, 6])])
-def test_sizes(pes, small_chunks, kind, n_pes, sizes):
-    pes(n_pes).run(calls, kind, sizes, "uint64")
+@pytest.mark.parametrize("n_ranks, sizes", [(1, [5]), (2, [100, 3, 64]), (3, [300, 1, 128, 7]), (8, [40, 6])])
+def test_sizes(pes, small_chunks, kind, n_ranks, sizes):
+    pes(n_ranks).run(calls, kind, sizes, "uint64")
 
 
 @pytest.mark.each_value

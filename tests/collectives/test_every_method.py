@@ -92,9 +92,9 @@ def in_place_of(name):
 @pytest.mark.every(3)
 @ways()
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("n_pes, root", [(1, 0), (2, 0), (3, 1), (4, 3)])
-def test_lengths(pes, name, method, n_pes, root):
-    pes(n_pes).run(calls, name, method, [9, 4, 0, 300, 41, 1], "float32", "sum", root)
+@pytest.mark.parametrize("n_ranks, root", [(1, 0), (2, 0), (3, 1), (4, 3)])
+def test_lengths(pes, name, method, n_ranks, root):
+    pes(n_ranks).run(calls, name, method, [9, 4, 0, 300, 41, 1], "float32", "sum", root)
 
 
 @pytest.mark.each_value
@@ -102,7 +102,7 @@ def test_lengths(pes, name, method, n_pes, root):
 @ways(few=True)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
-    "n_pes, dtype, where",
+    "n_ranks, dtype, where",
     [
         (2, "bfloat16", "apart"),
         (3, "int32", "apart"),
@@ -110,21 +110,21 @@ def test_lengths(pes, name, method, n_pes, root):
         (3, "int32", "some in place"),
     ],
 )
-def test_several_parts_and_chunks(pes, small_chunks, name, method, n_pes, dtype, where):
+def test_several_parts_and_chunks(pes, small_chunks, name, method, n_ranks, dtype, where):
     """Where arrays are apart, those of ranks 1 and 2 are not aligned: some methods have another kernel for
     them."""
     if not ALL[name].in_place and "place" in where:
         where = "touching"
     unaligned = int(where == "apart")
-    pes(n_pes).run(calls, name, method, [1, 250, 0, 333, 33, 520, 65, 7], dtype, "sum", 0, unaligned, where)
+    pes(n_ranks).run(calls, name, method, [1, 250, 0, 333, 33, 520, 65, 7], dtype, "sum", 0, unaligned, where)
 
 
 @pytest.mark.slow
 @ways(lambda *way: way in fewest(WAYS))
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("n_pes, sizes", [(5, [9, 0, 130, 1]), (16, [33])])
-def test_many_ranks(pes, small_chunks, name, method, n_pes, sizes):
-    pes(n_pes).run(calls, name, method, sizes, "int32", "max", 2)
+@pytest.mark.parametrize("n_ranks, sizes", [(5, [9, 0, 130, 1]), (16, [33])])
+def test_many_ranks(pes, small_chunks, name, method, n_ranks, sizes):
+    pes(n_ranks).run(calls, name, method, sizes, "int32", "max", 2)
 
 
 @pytest.mark.slow
@@ -152,11 +152,11 @@ IN_STEPS = (
 
 @pytest.mark.every(3)
 @ways(lambda *way: way in IN_STEPS)
-@pytest.mark.parametrize("n_pes", [2, *slow(3)])
-def test_parts_of_several_steps(pes, small, name, method, n_pes):
+@pytest.mark.parametrize("n_ranks", [2, *slow(3)])
+def test_parts_of_several_steps(pes, small, name, method, n_ranks):
     """Of which the last rank to come tells; aligned arrays and others."""
     small(ALL[name].kind, **{method: {"part": 128, "chunk": 8192, "senders": 3}})
-    pes(n_pes).run(calls, name, method, [25_000, 3, 35_001], "uint8", "sum", 1, 1)
+    pes(n_ranks).run(calls, name, method, [25_000, 3, 35_001], "uint8", "sum", 1, 1)
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_refused_over_nodes(pes, capfd, name, method):
 def unreached(monkeypatch):
     """No rank maps the memory of others, as GPUs without peer access."""
     monkeypatch.setattr(
-        EmulatorBackend, "mapped", lambda self: [k == self.pe for k in range(self.machine.n_pes)]
+        EmulatorBackend, "mapped", lambda self: [k == self.pe for k in range(self.machine.n_ranks)]
     )
 
 
@@ -220,11 +220,11 @@ def unreached(monkeypatch):
     few=True,
 )
 @pytest.mark.schedules(deliveries=("ordered", "unordered"), seeds=[0])
-@pytest.mark.parametrize("n_pes, local_size, root", [(3, 3, 1), (4, 2, -1)])
-def test_without_reach(pes, unreached, small_chunks, name, method, n_pes, local_size, root):
+@pytest.mark.parametrize("n_ranks, local_size, root", [(3, 3, 1), (4, 2, -1)])
+def test_without_reach(pes, unreached, small_chunks, name, method, n_ranks, local_size, root):
     """What is for several nodes is for the ranks of one, too, where stores do not reach them."""
     sizes = [9, 130, 0, 333, 1]
-    pes(n_pes, local_size=local_size).run(calls, name, method, sizes, "int32", "sum", root % n_pes)
+    pes(n_ranks, local_size=local_size).run(calls, name, method, sizes, "int32", "sum", root % n_ranks)
 
 
 @pytest.mark.parametrize("name", WITHOUT_REACH)
@@ -277,11 +277,11 @@ def test_ops(pes, name, method, op, dtype):
 @pytest.mark.each_value
 @ways(few=True)
 @pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
-@pytest.mark.parametrize("n_pes, unaligned", [(1, 0), (3, 0), (3, 1)])
-def test_symmetric_memory(pes, name, method, n_pes, unaligned):
+@pytest.mark.parametrize("n_ranks, unaligned", [(1, 0), (3, 0), (3, 1)])
+def test_symmetric_memory(pes, name, method, n_ranks, unaligned):
     for where in in_place_of(name):
-        args = "int32", "sum", n_pes - 1, unaligned, where, True
-        pes(n_pes).run(calls, name, method, [9, 4, 0, 70], *args)
+        args = "int32", "sum", n_ranks - 1, unaligned, where, True
+        pes(n_ranks).run(calls, name, method, [9, 4, 0, 70], *args)
 
 
 @ways()
@@ -437,9 +437,9 @@ def test_nan_and_inf_pass(pes, name, method):
 @pytest.mark.each_value
 @ways(lambda name, method: ALL[name].reduces and "multimem" not in method)
 @pytest.mark.parametrize(
-    "dtype, n_pes", [*(("float8_e4m3fn", n) for n in (1, 2, 3, 4, 7, 9)), ("float8_e5m2", 3)]
+    "dtype, n_ranks", [*(("float8_e4m3fn", n) for n in (1, 2, 3, 4, 7, 9)), ("float8_e5m2", 3)]
 )
-def test_float8_is_combined_in_float32_and_rounded_once(pes, name, method, n_pes, dtype):
+def test_float8_is_combined_in_float32_and_rounded_once(pes, name, method, n_ranks, dtype):
     """Also of odd lengths, at odd addresses; sums that saturate, and NaN."""
 
     def main():
@@ -459,7 +459,7 @@ def test_float8_is_combined_in_float32_and_rounded_once(pes, name, method, n_pes
                 wanted = what.wanted(given, method, me, op)
                 np.testing.assert_array_equal(out.view("uint8"), wanted.view("uint8"))
 
-    pes(n_pes).run(main)
+    pes(n_ranks).run(main)
 
 
 IN_A_TREE = "double_tree", "push_2d"  # whose orders are said where they are tested

@@ -54,7 +54,7 @@ def text(value):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name, method, n_pes, nodes, args",
+    "name, method, n_ranks, nodes, args",
     [
         *[(*way, 2, 1, ([1, 0, 1, 1],)) for way in WAYS if way not in COPIED],
         *[(*way, 2, 1, ([1, 1],)) for way in COPIED],
@@ -62,8 +62,8 @@ def text(value):
     ],
     ids=text,
 )
-def test_right_in_every_schedule(small, name, method, n_pes, nodes, args):
+def test_right_in_every_schedule(small, name, method, n_ranks, nodes, args):
     by_warps = "ll128" in method or "lamport" in method
     small(ALL[name].kind, **{method: SETTINGS.get((name, method), {} if by_warps else ONE)})
-    found = explored(n_pes, name, method, *args, nodes=nodes)
+    found = explored(n_ranks, name, method, *args, nodes=nodes)
     assert found.finished and found.failure is None, str(found)

@@ -120,7 +120,7 @@ def test_streams_that_are_given(world):
     torch.cuda.synchronize()
     for stream in (torch.cuda.Stream(), world.xp.cuda.Stream(non_blocking=True), world.stream):
         out = sk.all_reduce(x, stream=stream)
-        copy = world.asnumpy(out, stream)
+        copy = world.asnumpy(out, stream=stream)
         assert (copy == sum(range(n))).all()
 
 

@@ -62,8 +62,8 @@ def in_turn(rounds, reduce_by, gather_by):
         x, totals = np.full(1, world.rank, "int64"), np.zeros((rounds, 1), "int64")
         gathered = np.zeros((rounds, 2), "int64")
         for total, out in zip(totals, gathered, strict=True):
-            reduce(x, total, streams[0])
-            gather(total, out, streams[1])
+            reduce(x, total, stream=streams[0])
+            gather(total, out, stream=streams[1])
             x = out[:1]
         world.synchronize()
         for k in range(rounds):

@@ -51,9 +51,9 @@ def send_around(n_slots, size, dtype, counts, producers, consumers, block, to_of
 
 @pytest.mark.each_value
 @schedules
-@pytest.mark.parametrize("n_pes", [1, 2, 3, 4, 5, 8])
-def test_any_number_of_ranks(pes, n_pes):
-    pes(n_pes).run(send_around, 4, 8, "float32", [7, 3, 9], 2, 2, 8)
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 5, 8])
+def test_any_number_of_ranks(pes, n_ranks):
+    pes(n_ranks).run(send_around, 4, 8, "float32", [7, 3, 9], 2, 2, 8)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -64,7 +64,7 @@ def test_any_dtype(pes, dtype):
 @examples(25)
 @given(
     seed=st.none() | st.integers(0, 1 << 30),
-    n_pes=st.integers(1, 4),
+    n_ranks=st.integers(1, 4),
     n_slots=st.integers(1, 7),
     size=st.integers(1, 19),
     counts=st.lists(st.integers(0, 17), min_size=1, max_size=4),
@@ -73,10 +73,10 @@ def test_any_dtype(pes, dtype):
     block=st.integers(1, 40),
     to_offset=st.integers(0, 3),
 )
-def test_any_shape(pes, seed, n_pes, n_slots, size, counts, producers, consumers, block, to_offset):
+def test_any_shape(pes, seed, n_ranks, n_slots, size, counts, producers, consumers, block, to_offset):
     """Fewer slots than blocks, no items, one slot, slots that do not divide the items: all of it arrives."""
     shape = n_slots, size, "float32", counts, producers, consumers, block, to_offset
-    pes(n_pes, seed=seed).run(send_around, *shape)
+    pes(n_ranks, seed=seed).run(send_around, *shape)
 
 
 @schedules

@@ -89,7 +89,7 @@ def test_streams_follow_each_other(pes, small_chunks):
             if call:
                 stream.wait_event(streams[(call - 1) % 3].record())
             fill[1, 4, stream](x, 10 * call + me, 1)
-            scatter(x, out, stream)
+            scatter(x, out, stream=stream)
             take[1, 4, stream](out, seen[call])
         world.synchronize()
         expected = n * (10 * np.arange(6) + me) + sum(range(n))

@@ -237,13 +237,13 @@ PROGRAMS = [copies, signals, grids, ordered, openshmem, collectives]
 
 
 @pytest.mark.parametrize("program", [*slow(copies), *PROGRAMS[1:]])
-@pytest.mark.parametrize("n_pes", [1, 3])
-def test_emulated(program, n_pes):
+@pytest.mark.parametrize("n_ranks", [1, 3])
+def test_emulated(program, n_ranks):
     def main():
         with sk.init(backend="emulator") as world:
             program(world)
 
-    sk.emu.run(main, n_pes=n_pes)
+    sk.emu.run(main, n_ranks=n_ranks)
 
 
 @pytest.mark.gpu

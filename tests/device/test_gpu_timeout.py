@@ -528,7 +528,7 @@ def test_variable_barrier_in_graphs_and_on_other_streams(world):
         assert world.asnumpy(x)[(world.rank - 1) % world.n_ranks] == repeat
         world.barrier()
         world.stream.synchronize()
-        world.barrier(other)
+        world.barrier(stream=other)
         other.synchronize()
     world.stream.begin_capture()
     world.barrier()

@@ -66,7 +66,7 @@ M = np.ones((4, 4), "float32")
         (lambda w: sk.matmul(M, M, activation=[]), TypeError, "activation is a list; it must be None, "),
         (lambda w: sk.AllReduce(w, 64, ["sum"]), TypeError, "AllReduce: op is a list; it must be 'sum', "),
         (lambda w: sk.all_reduce(M, "mean"), ValueError, "AllReduce: op is 'mean'"),
-        (lambda w: sk.AllGather(w, 64)(M, None, M), TypeError, "stream is a numpy.ndarray; "),
+        (lambda w: sk.AllGather(w, 64)(M, stream=M), TypeError, "stream is a numpy.ndarray; "),
         (lambda w: sk.bind(nothing, 1, 1, ())(M), TypeError, "stream is a numpy.ndarray; it must be"),
         (lambda w: sk.Gemm(1), TypeError, "Gemm: method is 1; it must be 'auto'"),
         (lambda w: sk.AllGatherGemm(w, 64, ["push"]), TypeError, "AllGatherGemm: method is a list"),
@@ -97,15 +97,15 @@ def test_refused_on_all_ranks(call, error, words):
         ({"heap_size": 1e6}, TypeError, "heap_size is 1000000.0"),
         ({"heap_size": 1 << 60}, MemoryError, "a smaller NVSHMEM_SYMMETRIC_SIZE"),
         ({"heap_size": 1 << 80}, MemoryError, "a smaller NVSHMEM_SYMMETRIC_SIZE"),
-        ({"n_pes": 10**9}, ValueError, "it must be 1 to 1024"),
-        ({"n_pes": True}, TypeError, "n_pes is True; it must be an integer"),
-        ({"n_pes": 1000, "heap_size": 1 << 40}, MemoryError, "fewer ranks"),
+        ({"n_ranks": 10**9}, ValueError, "it must be 1 to 1024"),
+        ({"n_ranks": True}, TypeError, "n_ranks is True; it must be an integer"),
+        ({"n_ranks": 1000, "heap_size": 1 << 40}, MemoryError, "fewer ranks"),
     ],
 )
 @pytest.mark.parametrize("call", [sk.emu.run, sk.emu.explore])
 def test_refused_sizes(call, options, error, words):
     with pytest.raises(error, match=words):
-        result = call(sk.init, **{"n_pes": 2, **options})
+        result = call(sk.init, **{"n_ranks": 2, **options})
         raise result.failure  # of `explore`
 
 

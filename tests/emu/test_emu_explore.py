@@ -17,26 +17,26 @@ from shmemkit.emu.dpor import Explorer, Redundant
 SET, ADD = d.SignalOp.SIGNAL_SET, d.SignalOp.SIGNAL_ADD
 
 
-def every_schedule(main, n_pes, **options):
-    return sk.emu.explore(lambda: main(sk.init()), n_pes, exhaustive=True, heap_size=1 << 14, **options)
+def every_schedule(main, n_ranks, **options):
+    return sk.emu.explore(lambda: main(sk.init()), n_ranks, exhaustive=True, heap_size=1 << 14, **options)
 
 
-def proven(main, n_pes, **options):
+def proven(main, n_ranks, **options):
     """-> how many schedules differ"""
-    found = every_schedule(main, n_pes, **options)
+    found = every_schedule(main, n_ranks, **options)
     if found.failure:
         raise found.failure
     assert found.finished and found.exhaustive and str(found).endswith("no deadlock, no race, no failure")
     return found.runs
 
 
-def failure_of(main, n_pes, **options):
+def failure_of(main, n_ranks, **options):
     """The failure of an exhaustive exploration, which happens again with its schedule."""
-    found = every_schedule(main, n_pes, **options)
+    found = every_schedule(main, n_ranks, **options)
     assert found.failure is not None and not found.finished
     for _ in range(2):
         with pytest.raises(type(found.failure)) as caught:
-            spmd(n_pes, main, heap_size=1 << 14, delivery=found.delivery, choice=found.choice)
+            spmd(n_ranks, main, heap_size=1 << 14, delivery=found.delivery, choice=found.choice)
         assert str(caught.value) == str(found.failure)
     return found.failure
 
@@ -544,7 +544,7 @@ def test_random_schedules_of_a_correct_program(monkeypatch):
 
 def test_races_are_looked_for_unless_told_otherwise():
     main = all_gather(send_without_fence, polls=False)
-    run = dict(n_pes=2, seeds=range(1), deliveries="eager")
+    run = dict(n_ranks=2, seeds=range(1), deliveries="eager")
     assert isinstance(sk.emu.explore(lambda: main(sk.init()), **run).failure, RaceError)
     assert sk.emu.explore(lambda: main(sk.init()), **run, races=False).failure is None
 
@@ -574,8 +574,8 @@ def test_a_loop_that_counts_its_polls_forever():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (dict(n_pes=0), "n_pes is 0; it must be 1 to 1024"),
-        (dict(local_size=3), "local_size is 3; it must be a divisor of n_pes"),
+        (dict(n_ranks=0), "n_ranks is 0; it must be 1 to 1024"),
+        (dict(local_size=3), "local_size is 3; it must be a divisor of n_ranks"),
         (dict(deliveries="late"), "delivery is 'late'; it must be 'eager', 'ordered' or 'unordered'"),
         (dict(seeds=["x"]), "seed is 'x'; it must be an integer"),
         (dict(exhaustive=True, races=False), "exhaustive=True and races=False"),
@@ -583,7 +583,7 @@ def test_a_loop_that_counts_its_polls_forever():
 )
 def test_wrong_arguments(wrong, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        sk.emu.explore(lambda: 1 / 0, **{"n_pes": 2, **wrong})
+        sk.emu.explore(lambda: 1 / 0, **{"n_ranks": 2, **wrong})
 
 
 def test_not_inside_of_a_run():

@@ -162,8 +162,8 @@ def test_results_come_back_in_rank_order():
 @pytest.mark.parametrize(
     "n, options, message",
     [
-        (0, {}, "n_pes is 0; it must be 1"),
-        (2.0, {}, "n_pes is 2.0; it must be an integer"),
+        (0, {}, "n_ranks is 0; it must be 1"),
+        (2.0, {}, "n_ranks is 2.0; it must be an integer"),
         (4, {"local_size": 3}, "local_size is 3; it must be a divisor"),
         (2, {"local_size": 0}, "local_size is 0; it must be 1 or more"),
     ],

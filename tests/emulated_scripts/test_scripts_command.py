@@ -99,6 +99,7 @@ def test_json_of_a_clean_run(tmp_path):
         "seed": 7,
         "delivery": "ordered",
         "schedules": 1,
+        "n_ranks": 3,
         "n_pes": 3,
         "script": str(tmp_path / "script.py"),
     }

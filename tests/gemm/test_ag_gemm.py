@@ -350,9 +350,9 @@ def test_refusals(pes):
             ((integers(9, 16), weight), {}, "ranks have 576 bytes, more than max_nbytes=512. Make"),
             ((x, several, (room,)), {}, "out is a tuple of 1; it must be a tuple of 2, one for each weight"),
             ((x, several, (room, room)), {}, r"out\[0\] and out\[1\] overlap"),
-            ((x, short), {}, r"weight\[1\] is bfloat16 \(8, 24\); it must be bfloat16 \(16, n1\)"),
-            ((x, (weight, None), (None, room)), {}, r"weight\[1\] is None"),
-            ((x, ()), {}, "weight is an empty tuple"),
+            ((x, short), {}, r"w\[1\] is bfloat16 \(8, 24\); it must be bfloat16 \(16, n1\)"),
+            ((x, (weight, None), (None, room)), {}, r"w\[1\] is None"),
+            ((x, ()), {}, "w is an empty tuple"),
             ((x, weight), {"activation": "tanh"}, "activation is 'tanh'; it must be None, 'relu'"),
             ((x, weight), {"activation": ["relu"]}, r"activation is a list; it must be None"),
         ]:

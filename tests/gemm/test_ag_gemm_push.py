@@ -31,7 +31,7 @@ def pushed(by_columns):
 @pytest.mark.every(2)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
-    ("n_pes", "rows", "k"),
+    ("n_ranks", "rows", "k"),
     [
         *slow((1, 70, 72)),
         (2, 3, 16),
@@ -42,9 +42,9 @@ def pushed(by_columns):
     ],
 )
 @orders
-def test_sizes(pes, n_pes, rows, k, by_columns):
-    calls = 3 if n_pes == 2 and rows == 64 else 2
-    assert pes(n_pes).run(pushed(by_columns), calls, rows, k, 48) == [calls] * n_pes
+def test_sizes(pes, n_ranks, rows, k, by_columns):
+    calls = 3 if n_ranks == 2 and rows == 64 else 2
+    assert pes(n_ranks).run(pushed(by_columns), calls, rows, k, 48) == [calls] * n_ranks
 
 
 @pytest.mark.each_value

@@ -63,8 +63,8 @@ def expected(call, size, world, majors="kn", dtype=BFLOAT16):
 def compute(method, sizes, majors="kn", part_dtype=None, dtype="bfloat16", options=NARROW):
     """Calls of one object, one after another, which nothing is between. -> whether each is right"""
     world = sk.init()
-    max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
-    product = sk.GemmAllReduce(world, max_m, max_n, dtype, part_dtype, method, options=options)
+    max_tokens, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
+    product = sk.GemmAllReduce(world, max_tokens, max_n, dtype, part_dtype, method, options=options)
     calls, right = [], []
     for call, size in enumerate(sizes):
         want = expected(call, size, world, majors, as_dtype(dtype))
@@ -91,9 +91,9 @@ SIZES = [(1, 40, 72), (17, 8, 8), (3, 40, 8)]
 @pytest.mark.every(2)
 @late
 @methods
-@pytest.mark.parametrize("n_pes", [1, 2, *slow(3, 4, 5)])
-def test_sizes(pes, method, n_pes):
-    assert all_right(pes(n_pes), method, SIZES)
+@pytest.mark.parametrize("n_ranks", [1, 2, *slow(3, 4, 5)])
+def test_sizes(pes, method, n_ranks):
+    assert all_right(pes(n_ranks), method, SIZES)
 
 
 @pytest.mark.slow
@@ -127,12 +127,12 @@ def test_tiles(pes, method, width, size):
 @late
 @methods
 @pytest.mark.parametrize(
-    "width, n_pes, majors, dtype",
+    "width, n_ranks, majors, dtype",
     [(32, 2, "kk", "bfloat16"), (64, 3, "mn", "float16"), *slow((96, 2, "mk", "bfloat16"))],
 )
-def test_parts_of_float32_and_layouts(pes, method, width, n_pes, majors, dtype):
+def test_parts_of_float32_and_layouts(pes, method, width, n_ranks, majors, dtype):
     sizes = [(24, 104, 72)]
-    assert all_right(pes(n_pes), method, sizes, majors, "float32", dtype, options=tiles(width))
+    assert all_right(pes(n_ranks), method, sizes, majors, "float32", dtype, options=tiles(width))
 
 
 @pytest.mark.each_value
@@ -157,10 +157,10 @@ def test_parts_of_k(pes, method, splits, sms, sizes):
     st.integers(1, 3),
     st.sampled_from([None, "float32"]),
 )
-def test_any_sizes_in_a_row(method, n_pes, sizes, width, splits, part_dtype):
+def test_any_sizes_in_a_row(method, n_ranks, sizes, width, splits, part_dtype):
     sizes = [(m, 8 * n + width - 32, 8 * k) for m, n, k in sizes]
     arguments = method, sizes, "kn", part_dtype, "bfloat16", tiles(width, splits)
-    assert all(map(all, sk.emu.run(compute, n_pes, arguments, gpu="H200,sms=2")))
+    assert all(map(all, sk.emu.run(compute, n_ranks, arguments, gpu="H200,sms=2")))
 
 
 @pytest.mark.slow
@@ -285,11 +285,11 @@ def test_few_rows_by_one_shot_and_more_by_two():
     st.sampled_from(["bfloat16", "float32"]),
     st.data(),
 )
-def test_choices_fit(max_m, max_n, k, part_dtype, data):
+def test_choices_fit(max_tokens, max_n, k, part_dtype, data):
     """What they send, in the slots; their pieces, where the GEMM has them; and K, in parts."""
-    m, n = data.draw(st.integers(1, max_m)), 8 * data.draw(st.integers(1, max_n))
+    m, n = data.draw(st.integers(1, max_tokens)), 8 * data.draw(st.integers(1, max_n))
     widths = [w for w in ll128.WIDTHS if w < 8 * max_n + 32]
-    room = max(ll128.packets_of(max_m, 8 * max_n, Tile(64, w), part_dtype) for w in widths)
+    room = max(ll128.packets_of(max_tokens, 8 * max_n, Tile(64, w), part_dtype) for w in widths)
     for tile, splits in choices_of(ll128.tiles_for(n), m, n, 8 * k, 132):
         assert tile.n in widths and tile.split == (splits > 1) and splits <= -(-8 * k // 64)
         assert ll128.packets_of(m, n, tile, part_dtype) <= room

@@ -43,8 +43,8 @@ def rows_wanted(op, call, size, world, majors="kn", dtype=BFLOAT16):
 def compute(op, sizes, majors="kn", part_dtype=None, dtype="bfloat16", options=NARROW):
     """Calls of one object, one after another, which nothing is between. -> whether each is right"""
     world = sk.init()
-    max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
-    product = OBJECTS[op](world, max_m, max_n, dtype, part_dtype, METHODS[op], options=options)
+    max_tokens, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
+    product = OBJECTS[op](world, max_tokens, max_n, dtype, part_dtype, METHODS[op], options=options)
     calls, right, dtype = [], [], as_dtype(dtype)
     for call, size in enumerate(sizes):
         want = rows_wanted(op, call, size, world, majors, dtype)
@@ -59,10 +59,10 @@ def compute(op, sizes, majors="kn", part_dtype=None, dtype="bfloat16", options=N
     return right
 
 
-def all_right(pes, n_pes, sms, op, sizes, *args):
+def all_right(pes, n_ranks, sms, op, sizes, *args):
     """Of a reduce-scatter so many rows for each rank."""
-    sizes = [(m if op == "ar" else m * n_pes, *more) for m, *more in sizes]
-    return all(all(of_rank) for of_rank in pes(n_pes, gpu=f"H200,sms={sms}").run(compute, op, sizes, *args))
+    sizes = [(m if op == "ar" else m * n_ranks, *more) for m, *more in sizes]
+    return all(all(of_rank) for of_rank in pes(n_ranks, gpu=f"H200,sms={sms}").run(compute, op, sizes, *args))
 
 
 FEW, MANY = [(17, 136, 8), (130, 8, 72), (3, 40, 8)], [(17, 72, 8), (3, 40, 8)]  # ranks
@@ -72,10 +72,12 @@ FEW, MANY = [(17, 136, 8), (130, 8, 72), (3, 40, 8)], [(17, 72, 8), (3, 40, 8)] 
 @pytest.mark.every(2)
 @late
 @ops
-@pytest.mark.parametrize("n_pes, sizes", [(2, [(5, 40, 8)]), *slow((1, FEW), (2, FEW), (3, MANY), (5, MANY))])
-def test_sizes(pes, op, n_pes, sizes):
+@pytest.mark.parametrize(
+    "n_ranks, sizes", [(2, [(5, 40, 8)]), *slow((1, FEW), (2, FEW), (3, MANY), (5, MANY))]
+)
+def test_sizes(pes, op, n_ranks, sizes):
     """Columns of tiles of few blocks; of few ranks, two rows of them, the second one cut; a part of one."""
-    assert all_right(pes, n_pes, 1 if n_pes < 3 else 3, op, sizes)
+    assert all_right(pes, n_ranks, 1 if n_ranks < 3 else 3, op, sizes)
 
 
 @pytest.mark.slow
@@ -98,9 +100,9 @@ def test_tiles_layouts_and_parts_of_float32(pes, op, width, sms, size, part_dtyp
 
 @pytest.mark.slow
 @skewed
-@pytest.mark.parametrize("op, n_pes", [("rs", 2), ("ar", 3)])
-def test_some_ranks_are_ahead(pes, op, n_pes):
-    assert all_right(pes, n_pes, 1, op, [(3, 72 * (2 if op == "ar" else 1), 8)] * 3)
+@pytest.mark.parametrize("op, n_ranks", [("rs", 2), ("ar", 3)])
+def test_some_ranks_are_ahead(pes, op, n_ranks):
+    assert all_right(pes, n_ranks, 1, op, [(3, 72 * (2 if op == "ar" else 1), 8)] * 3)
 
 
 @examples(5, derandomize=True)
@@ -111,11 +113,11 @@ def test_some_ranks_are_ahead(pes, op, n_pes):
     st.lists(st.tuples(st.integers(1, 260), st.integers(1, 20), st.integers(1, 10)), min_size=2, max_size=3),
     st.sampled_from([(None, 128), (None, 64), ("float32", 64)]),
 )
-def test_any_sizes_in_a_row(op, n_pes, sms, sizes, parts):
+def test_any_sizes_in_a_row(op, n_ranks, sms, sizes, parts):
     part_dtype, width = parts
-    sizes = [(-(-m // n_pes) * n_pes, 8 * n, 8 * k) for m, n, k in sizes]
+    sizes = [(-(-m // n_ranks) * n_ranks, 8 * n, 8 * k) for m, n, k in sizes]
     arguments = op, sizes, "kn", part_dtype, "bfloat16", {"tile": (128, width)}
-    assert all(map(all, sk.emu.run(compute, n_pes, arguments, gpu=f"H200,sms={sms}")))
+    assert all(map(all, sk.emu.run(compute, n_ranks, arguments, gpu=f"H200,sms={sms}")))
 
 
 @pytest.mark.slow

@@ -52,9 +52,9 @@ def expected(op, call, size, world, majors="kn"):
 def compute(op, sizes, method="fused", majors="kn", symmetric=False, part_dtype=None, options=SMALL):
     """Calls of one object, one after another. -> whether each is right"""
     world = sk.init()
-    max_m, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
-    product = OBJECTS[op](world, max_m, max_n, "bfloat16", part_dtype, method, options=options)
-    inside, right = product.output((max_m * max_n,)) if symmetric else None, []
+    max_tokens, max_n, _ = (max(column) for column in zip(*sizes, strict=True))
+    product = OBJECTS[op](world, max_tokens, max_n, "bfloat16", part_dtype, method, options=options)
+    inside, right = product.output((max_tokens * max_n,)) if symmetric else None, []
     for call, size in enumerate(sizes):
         want = expected(op, call, size, world, majors)
         room = inside if symmetric else np.empty(want.size + 8, BFLOAT16)
@@ -177,17 +177,20 @@ def test_wrong_arguments(pes):
     def main():
         world = sk.init()
         refused = [
-            (dict(max_m=0, max_n=8), "max_m is 0; it must be 1 or more"),
-            (dict(max_m=8, max_n=8, dtype="int32"), "dtype is 'int32'; it must be .* or 'float64'"),
+            (dict(max_tokens=0, max_n=8), "max_tokens is 0; it must be 1 or more"),
+            (dict(max_tokens=8, max_n=8, dtype="int32"), "dtype is 'int32'; it must be .* or 'float64'"),
             (
-                dict(max_m=8, max_n=8, part_dtype="float16"),
+                dict(max_tokens=8, max_n=8, part_dtype="float16"),
                 "part_dtype is 'float16'; it must be 'bfloat16' or",
             ),
-            (dict(max_m=8, max_n=8, method="fast"), "or 'auto'"),
-            (dict(max_m=8 + world.rank, max_n=8), "rank 0 gives max_m=8, rank 1 gives max_m=9"),
-            (dict(max_m=8, max_n=8, dtype="float32", method="fused"), "it is for bfloat16 and float16"),
+            (dict(max_tokens=8, max_n=8, method="fast"), "or 'auto'"),
             (
-                dict(max_m=8, max_n=8, part_dtype="float32", method="sequential"),
+                dict(max_tokens=8 + world.rank, max_n=8),
+                "rank 0 gives max_tokens=8, rank 1 gives max_tokens=9",
+            ),
+            (dict(max_tokens=8, max_n=8, dtype="float32", method="fused"), "it is for bfloat16 and float16"),
+            (
+                dict(max_tokens=8, max_n=8, part_dtype="float32", method="sequential"),
                 "part_dtype is float32; with .* it must be the dtype, bfloat16",
             ),
         ]

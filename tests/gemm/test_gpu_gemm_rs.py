@@ -144,7 +144,7 @@ def test_several_objects_on_several_streams():
         for case, product, stream in zip(cases, products, streams, strict=True):
             if rng.random() < 0.2:
                 time.sleep(rng.random() * 1e-3)
-            product(case.a, case.b, case.out, stream)
+            product(case.a, case.b, case.out, stream=stream)
     w.synchronize()
     for case, product, got in zip(cases, products, first, strict=True):
         assert case.out.get().tobytes() == got.tobytes()

@@ -112,7 +112,7 @@ def test_graphs_streams_and_one_index():
         index = sk.ExpertIndex(world, ids, experts)
 
         def layers(stream):
-            index.update(stream)
+            index.update(stream=stream)
             for w, out in zip(ws, outs, strict=True):
                 first(x, w, index, out, stream=stream)
 

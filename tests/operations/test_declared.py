@@ -41,7 +41,7 @@ def made(world, name):
             splits = np.full(RANKS, 2)
             return kind(world, 64), {"x": x, "splits": splits, "out": x.copy(), "out_splits": splits.copy()}
         case "Queue":
-            return kind(world, 2, 4), {"inputs": x.reshape(2, 4), "outputs": ONES((2, 4), "float32")}
+            return kind(world, 2, 4), {"x": x.reshape(2, 4), "out": ONES((2, 4), "float32")}
         case "AttentionCombine":
             heads = ONES((2, 2, 64), "float16")
             return kind(world, 2, 2, 64, "float16"), {
@@ -60,11 +60,11 @@ def made(world, name):
             arrays |= {"out": ONES((2, 128), ml_dtypes.float8_e4m3fn), "scales": ONES((2, 1), "float32")}
             return kind(world, 2, 128, "float16"), arrays
         case "AllGatherGemm":
-            arrays = {"x": rows, "gathered": ONES((8, 16), half), "weight": ONES((16, 8), half)}
+            arrays = {"x": rows, "gathered": ONES((8, 16), half), "w": ONES((16, 8), half)}
             return kind(world, 256), {**arrays, "out": ONES((8, 8), half), "bias": ONES(8, half)}
         case "GemmReduceScatter" | "GemmAllReduce":
             out = ONES((2 if name == "GemmReduceScatter" else 4, 8), half)
-            return kind(world, 4, 8, half), {"a": rows, "b": ONES((16, 8), half), "out": out}
+            return kind(world, 4, 8, half), {"x": rows, "w": ONES((16, 8), half), "out": out}
         case "AllGatherGroupedGemm":
             out = ONES((8, 8), half)
             return kind(world, 256), {"x": rows, "w": experts, "topk_ids": ids, "out": out}

@@ -37,7 +37,7 @@ def two_streams_without_an_event(world):
     fill[1, 1, a](x)
     read[1, 1, b](x, out)
     b.synchronize()
-    return world.asnumpy(out, b).tolist()
+    return world.asnumpy(out, stream=b).tolist()
 
 
 @case(RIGHT, EVENT, gives=[[5]] * 2)
@@ -63,7 +63,7 @@ def two_streams_with_an_event(world):
     event.record(a)
     event.wait(b)
     read[1, 1, b](x, out)
-    return world.asnumpy(out, b).tolist()
+    return world.asnumpy(out, stream=b).tolist()
 
 
 @case(RACE, EVENT)
@@ -89,7 +89,7 @@ def event_is_recorded_before_the_kernel(world):
     fill[1, 1, a](x)
     event.wait(b)
     read[1, 1, b](x, out)
-    return world.asnumpy(out, b).tolist()
+    return world.asnumpy(out, stream=b).tolist()
 
 
 @case(
@@ -110,7 +110,7 @@ def host_waits_for_the_first_stream(world):
     fill[1, 1, a](x)
     a.synchronize()
     read[1, 1, b](x, out)
-    return world.asnumpy(out, b).tolist()
+    return world.asnumpy(out, stream=b).tolist()
 
 
 @case(RACE, LEGACY)
@@ -152,7 +152,7 @@ def launch_without_a_stream_beside_blocking_streams(world):
     fill[1, 1, a](x)
     add[1, 1](x)
     read[1, 1, b](x, out)
-    return world.asnumpy(out, b).tolist()
+    return world.asnumpy(out, stream=b).tolist()
 
 
 @case(RACE, "shmemkit World.barrier: all ranks meet on the stream that it is given")
@@ -169,7 +169,7 @@ def barrier_on_another_stream_than_the_kernels(world):
 
     box, out, other = sk.zeros(1, "int32"), world.xp.zeros(1, "int32"), cuda.stream()
     send[1, 1, world.stream](box)
-    world.barrier(other)
+    world.barrier(stream=other)
     read[1, 1, world.stream](box, out)
     return world.asnumpy(out).tolist()
 

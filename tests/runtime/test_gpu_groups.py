@@ -147,7 +147,7 @@ def test_a_mesh_on_two_streams(world):
     add, mean = sk.AllReduce(row, x.nbytes), sk.AllReduce(column, y.nbytes, "avg")
     for _ in range(on_gpus(50, 5)):
         add(x, x)
-        mean(y, y, other)
+        mean(y, y, stream=other)
         x *= 1 / row.n_ranks
     world.synchronize()
     assert np.allclose(world.asnumpy(x), 1)

@@ -44,7 +44,7 @@ def rounds(count, threads=None, streams=1, skip=()):
         stream = others[turn % streams]
         kernel[1, 1, stream](*args)
         if turn not in skip:
-            barrier(stream)
+            barrier(stream=stream)
         for other in others:  # the kernels are in order, too
             other.wait_event(stream.record())
     world.synchronize()
@@ -101,7 +101,7 @@ def test_in_graphs(pes, nodes, local_size):
         write[1, 1, world.stream](x, call)
         barrier()
         read[1, 1, world.stream](x, call, wrong)
-        other(world.stream)
+        other(stream=world.stream)
         graph = world.stream.end_capture()
         for turn in range(5):
             graph.launch(world.stream)
@@ -118,7 +118,7 @@ def test_ranks_that_nobody_maps(pes, monkeypatch, local_size):
     """Also within a node they meet through NVSHMEM then."""
 
     def mapped(self):
-        return [pe == self.pe for pe in range(self.machine.n_pes)]
+        return [pe == self.pe for pe in range(self.machine.n_ranks)]
 
     monkeypatch.setattr(EmulatorBackend, "mapped", mapped)
     pes(4, local_size=local_size).run(rounds, 2)

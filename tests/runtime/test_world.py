@@ -224,8 +224,8 @@ def test_without_a_world(pes, function):
     pes(1).run(main)
 
 
-@pytest.mark.parametrize("n_pes", [1, 2])
-def test_calls_of_another_thread(n_pes):
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_calls_of_another_thread(n_ranks):
     def main():
         world, x = sk.init("emulator"), np.ones(4)
         reduce = sk.AllReduce(world, 64)
@@ -233,14 +233,14 @@ def test_calls_of_another_thread(n_pes):
         with ThreadPoolExecutor(1) as pool:
             for call in (lambda: reduce(x, x), world.barrier, world.host_barrier):
                 error = pool.submit(call).exception()
-                if n_pes == 1 and call == world.host_barrier:
+                if n_ranks == 1 and call == world.host_barrier:
                     assert error is None
                 else:
                     assert type(error) is RuntimeError
                     assert "from the thread that called sk.init()" in str(error)
         world.finalize()
 
-    main() if n_pes == 1 else sk.emu.run(main, n_pes)
+    main() if n_ranks == 1 else sk.emu.run(main, n_ranks)
 
 
 def test_after_the_end():
@@ -515,8 +515,8 @@ def test_barrier_on_another_stream_and_in_a_graph():
         world = sk.init()
         other, told = cuda.stream(), sk.zeros(3, "int64")
         tell_everybody[1, 1, other](told, 7)
-        world.barrier(other)
-        assert (world.asnumpy(told, other) == 7).all()
+        world.barrier(stream=other)
+        assert (world.asnumpy(told, stream=other) == 7).all()
         world.stream.begin_capture()
         tell_everybody[1, 1, world.stream](told, 9)
         world.barrier()

@@ -471,7 +471,7 @@ def test_wrong_types(pes, wrong, text):
             (lambda: sk.AllToAllV(world, 64)(wrong, splits, x, splits), "AllToAllV: x"),
             (lambda: sk.AllToAllV(world, 64)(x, splits, x.copy(), wrong), "AllToAllV: out_splits"),
             (lambda: sk.matmul(wrong, x), "Gemm: a"),
-            (lambda: sk.GemmAllReduce(world, 1, 1)(rows, wrong), "GemmAllReduce: b"),
+            (lambda: sk.GemmAllReduce(world, 1, 1)(rows, wrong), "GemmAllReduce: w"),
             (lambda: sk.AllGatherGemm(world, 1)(wrong, rows), "AllGatherGemm: x"),
         ]
         for name, (made, function, *_) in collectives(world).items():

@@ -19,6 +19,12 @@ def test_an_old_name_works_and_warns_where_it_is_used():
     assert seen[0].filename == __file__
 
 
+def test_the_warning_names_the_class_that_is_used():
+    kind = type("Kind", (Thing,), {})
+    with pytest.warns(DeprecationWarning, match="^Kind: a is now x"):
+        kind()(a=1)
+
+
 @pytest.mark.filterwarnings("error")
 def test_the_new_name_does_not_warn():
     assert Thing()(1, out=2) == Thing()(x=1, out=2) == (1, 2)

@@ -81,10 +81,14 @@ def bound(world, **arguments):
         (lambda w: bound(w).set(1.0, 3), TypeError, r"set\(\): which is 1.0; it must be an integer"),
         (lambda w: bound(w).set(True, 3), TypeError, r"set\(\): which is True; it must be an integer"),
         (lambda w: kernel.forall("1"), TypeError, "kernel.forall: ntasks is '1'; it must be an integer"),
-        (lambda w: w.barrier("x"), TypeError, "stream is 'x'; on the emulator it must be one of Numba's"),
-        (lambda w: w.barrier(5), TypeError, "stream is 5; on the emulator"),
         (
-            lambda w: w.asnumpy(w.xp.zeros(3), "x"),
+            lambda w: w.barrier(stream="x"),
+            TypeError,
+            "stream is 'x'; on the emulator it must be one of Numba's",
+        ),
+        (lambda w: w.barrier(stream=5), TypeError, "stream is 5; on the emulator"),
+        (
+            lambda w: w.asnumpy(w.xp.zeros(3), stream="x"),
             TypeError,
             "stream is 'x'; on the emulator it must be one of Numba's",
         ),

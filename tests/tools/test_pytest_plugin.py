@@ -277,7 +277,9 @@ def test_wrong_argument(pes):
     pes(0).run(main)
 """
     ).stdout.str()
-    assert "assert [0, 7] == [0, 8]" in text and "assert 1 == 2" in text and "n_pes is 0; it must be" in text
+    assert (
+        "assert [0, 7] == [0, 8]" in text and "assert 1 == 2" in text and "n_ranks is 0; it must be" in text
+    )
     assert text.count("the same again") == 1  # of the last one
 
 

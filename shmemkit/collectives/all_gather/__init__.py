@@ -71,7 +71,7 @@ class AllGather(Collective):
     ):
         super().__init__(world, max_nbytes, method, sms)
 
-    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-gather. -> out
 
         x        C-contiguous, any dtype and shape, of the same size on all ranks. It may be its own part of

@@ -84,7 +84,7 @@ class AllReduce(Collective):
         self.op = op
         super().__init__(world, max_nbytes, method, sms)
 
-    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-reduce. -> out
 
         x        C-contiguous, any shape, of the same size and dtype on all ranks

@@ -342,7 +342,7 @@ class AllReduceRMSNorm(Operation):
         "scale": Given("", "float32", align=0, optional=True),
         "scales": Given("tokens blocks", "float32", align=0, optional=True, written=True),
     }
-    LIMITS = {"tokens": ("max_tokens", "rows")}
+    LIMITS = {"tokens": ("max_tokens", "tokens")}
     METHODS = {"one_shot": False, "two_shot": True}
     methods = tuple(METHODS)
     options: dict[str, Any] = {"one_shot": None}
@@ -409,8 +409,8 @@ class AllReduceRMSNorm(Operation):
         eps: float = 1e-6,
         out: ArrayT | None = None,
         new_residual: AnyArray | None = None,
-        stream: AnyStream | None = None,
         *,
+        stream: AnyStream | None = None,
         scale: AnyArray | None = None,
         scales: AnyArray | None = None,
     ) -> tuple[Any, Any]:

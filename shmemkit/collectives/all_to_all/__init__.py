@@ -54,7 +54,7 @@ class AllToAll(Collective):
     ):
         super().__init__(world, max_nbytes, method, sms)
 
-    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-to-all. -> out
 
         x        C-contiguous, any dtype and shape, of the same size on all ranks, a multiple of n_ranks

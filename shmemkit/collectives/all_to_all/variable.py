@@ -326,6 +326,7 @@ class AllToAllV(Collective):
         splits: AnyArray,
         out: ArrayT,
         out_splits: ArrayT,
+        *,
         stream: AnyStream | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Enqueue one exchange of rows. -> (out, out_splits)

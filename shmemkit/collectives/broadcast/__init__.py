@@ -53,7 +53,7 @@ class Broadcast(OfRoot):
     ):
         super().__init__(world, max_nbytes, root, method, sms)
 
-    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one broadcast. -> out, with the root's x
 
         x        C-contiguous, any dtype, of the same size and dtype on all ranks; only the root's is read

@@ -53,7 +53,7 @@ class Gather(OfRoot):
         super().__init__(world, max_nbytes, root, method, sms)
 
     def __call__(
-        self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None
+        self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT | None:
         """Enqueue one gather. -> out on the root, None on all other ranks
 

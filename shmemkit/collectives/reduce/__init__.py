@@ -57,7 +57,7 @@ class Reduce(OfRoot):
         return {**super()._checked_options(), "op": self.op}
 
     def __call__(
-        self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None
+        self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT | None:
         """Enqueue one reduction. -> out on the root, None on all other ranks
 

@@ -69,7 +69,7 @@ class ReduceScatter(Collective):
         self.op = op
         super().__init__(world, max_nbytes, method, sms)
 
-    def __call__(self, x: ArrayT, out: ArrayT | None = None, stream: AnyStream | None = None) -> ArrayT:
+    def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one reduce-scatter. -> out
 
         x        C-contiguous, of the same size and dtype on all ranks: n_ranks segments in a row

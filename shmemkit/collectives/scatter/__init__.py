@@ -51,7 +51,7 @@ class Scatter(OfRoot):
         super().__init__(world, max_nbytes, root, method, sms)
 
     def __call__(
-        self, x: ArrayT | None = None, out: ArrayT | None = None, stream: AnyStream | None = None
+        self, x: ArrayT | None = None, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT:
         """Enqueue one scatter. -> out
 

@@ -2,7 +2,7 @@
 weights, as in the first layer of a tensor-parallel block.
 
     ag_gemm = sk.AllGatherGemm(world, max_nbytes)             # of the gathered activations
-    y = ag_gemm(x, weight)                                    # all rows of x, by rank, @ weight
+    y = ag_gemm(x, w)                                         # all rows of x, by rank, @ w
     q, k, v = ag_gemm(x, (w_q, w_k, w_v))                     # gathered once
 
 Methods:
@@ -26,6 +26,7 @@ from shmemkit.collectives.all_gather.push_ahead import PushAhead
 from shmemkit.operations.operation import Given
 from shmemkit.runtime.symmetric_memory import as_dtype, as_shape
 from shmemkit.runtime.world import World
+from shmemkit.support.renamed import renamed
 from shmemkit.support.settings import integer, one_of, shown
 from shmemkit.typing import Activation, AllGatherGemmMethod, AnyArray, AnyStream, ArrayT, DType, Shape
 
@@ -52,7 +53,7 @@ COPIES = 20e-6  # seconds that copy engines take longer than the product
 class AllGatherGemm(Products):
     """Gather the rows of all ranks, and multiply them by this rank's weights. Collective.
 
-    ``ag_gemm = sk.AllGatherGemm(world, max_nbytes)``, then ``ag_gemm(x, weight)``. The product begins with
+    ``ag_gemm = sk.AllGatherGemm(world, max_nbytes)``, then ``ag_gemm(x, w)``. The product begins with
     this rank's rows while the others arrive. ``help(sk.collectives)`` has the rules for calls, arrays,
     streams, order, graphs, memory and errors.
 
@@ -81,7 +82,7 @@ class AllGatherGemm(Products):
     ARRAYS = {
         "x": Given("m k", dtype=None, align=0),
         "gathered": Given("n_ranks*m k", "x", align=0, optional=True, written=True, may_be="x"),
-        "weight": Given("k n#", "x", contiguous=False, align=0),
+        "w": Given("k n#", "x", contiguous=False, align=0),
         "out": Given("n_ranks*m n#", dtype=None, contiguous=False, align=0, new=True),
         "bias": Given(dtype=None, contiguous=False, align=0, optional=True),
     }
@@ -166,7 +167,7 @@ class AllGatherGemm(Products):
     def __call__(
         self,
         x: ArrayT,
-        weight: AnyArray,
+        w: AnyArray,
         out: ArrayT | None = None,
         *,
         gathered: AnyArray | None = None,
@@ -178,7 +179,7 @@ class AllGatherGemm(Products):
     def __call__(
         self,
         x: ArrayT,
-        weight: Sequence[AnyArray],
+        w: Sequence[AnyArray],
         out: Sequence[ArrayT | None] | None = None,
         *,
         gathered: AnyArray | None = None,
@@ -186,10 +187,11 @@ class AllGatherGemm(Products):
         activation: Activation | None = None,
         stream: AnyStream | None = None,
     ) -> tuple[ArrayT, ...]: ...
+    @renamed(weight="w")
     def __call__(
         self,
         x: ArrayT,
-        weight: AnyArray | Sequence[AnyArray],
+        w: AnyArray | Sequence[AnyArray],
         out: ArrayT | Sequence[ArrayT | None] | None = None,
         *,
         gathered: AnyArray | None = None,
@@ -197,10 +199,10 @@ class AllGatherGemm(Products):
         activation: Activation | None = None,
         stream: AnyStream | None = None,
     ) -> ArrayT | tuple[ArrayT, ...]:
-        """Enqueue ``out = activation(X @ weight + bias)``, X being the rows x of all ranks, by rank. -> out
+        """Enqueue ``out = activation(X @ w + bias)``, X being the rows x of all ranks, by rank. -> out
 
         x           (m, K), C-contiguous, of the same shape and dtype on all ranks
-        weight      (K, N), of x's dtype, of any strides, of the same shape on all ranks; or a tuple of
+        w           (K, N), of x's dtype, of any strides, of the same shape on all ranks; or a tuple of
                     several, each with its own N, which share one gather. Then out, bias and the result are
                     tuples, too
         out         (n_ranks * m, N), as of `matmul`. Default, also in a tuple: a new array of x's dtype and
@@ -221,15 +223,15 @@ class AllGatherGemm(Products):
         TypeError or ValueError for what this rank can see to be wrong; then nothing is enqueued.
         """
         one_of("AllGatherGemm", "activation", activation, ACTIVATIONS)
-        several = isinstance(weight, (tuple, list))
-        weights = list(weight) if several else [weight]
+        several = isinstance(w, (tuple, list))
+        weights = list(w) if several else [w]
         if not weights:
-            raise ValueError("AllGatherGemm: weight is an empty tuple; it must have one (k, n) array or more")
+            raise ValueError("AllGatherGemm: w is an empty tuple; it must have one (k, n) array or more")
         arrays = {"x": x, "gathered": gathered}
         outs, biases = (
             self._as_list(name, given, weights, several) for name, given in (("out", out), ("bias", bias))
         )
-        for name, those in (("weight", weights), ("out", outs), ("bias", biases)):
+        for name, those in (("w", weights), ("out", outs), ("bias", biases)):
             arrays |= {(f"{name}[{i}]" if several else name): array for i, array in enumerate(those)}
         arrays = self._enqueue(arrays, stream, activation=activation)
         outs = tuple(array for name, array in arrays.items() if name.startswith("out"))
@@ -292,7 +294,7 @@ class AllGatherGemm(Products):
             )
         weights, outs, biases = (
             [array for name, array in others.items() if name.startswith(kind)]
-            for kind in ("weight", "out", "bias")
+            for kind in ("w", "out", "bias")
         )
         n = sum(weight.shape[1] for weight in weights)
         method = self.method_for(x.shape, x.dtype, n)
@@ -333,7 +335,7 @@ class _Sequential:
 
     def __call__(self, stream):
         if self._gather is not None:
-            self._gather(self._x, self._whole, stream)
+            self._gather(self._x, self._whole, stream=stream)
         for product in self._products:
             product(stream)
 

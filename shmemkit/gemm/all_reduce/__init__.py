@@ -1,7 +1,7 @@
 """GEMM and all-reduce: each rank multiplies its slice of K; all ranks get the sum of the partial products.
 
-    product = sk.GemmAllReduce(world, max_m=8192, max_n=4096)
-    out = product(a, b)                  # the sum of all ranks' a @ b
+    product = sk.GemmAllReduce(world, max_tokens=8192, max_n=4096)
+    out = product(x, w)                  # the sum of all ranks' x @ w
 
 Methods:
 
@@ -23,6 +23,7 @@ Methods:
 from __future__ import annotations
 
 from shmemkit.operations.operation import Given
+from shmemkit.support.renamed import renamed
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, GemmAllReduceMethod
 
 from ..reduce_scatter.copy_engine import CopiedEverywhere
@@ -36,9 +37,9 @@ __all__ = ["GemmAllReduce"]
 
 
 class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
-    """Products a @ b, summed over the ranks; every rank gets the sum. Collective.
+    """Products x @ w, summed over the ranks; every rank gets the sum. Collective.
 
-    ``product = sk.GemmAllReduce(world, max_m, max_n)``, then ``product(a, b)``. Each rank multiplies its
+    ``product = sk.GemmAllReduce(world, max_tokens, max_n)``, then ``product(x, w)``. Each rank multiplies its
     slice of K. Arguments, bits and rules are those of `GemmReduceScatter`, but for these:
 
     method   "auto", or (docs/products.md says what each needs and takes, and what "auto" chooses)
@@ -53,8 +54,8 @@ class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     """
 
     ARRAYS = {
-        "a": Given("m k", contiguous=False, align=0),
-        "b": Given("k n", contiguous=False, align=0),
+        "x": Given("m k", contiguous=False, align=0),
+        "w": Given("k n", contiguous=False, align=0),
         "out": Given("m n", new=True, align=0),
     }
     METHODS = {
@@ -68,17 +69,18 @@ class GemmAllReduce(GemmCollective[GemmAllReduceMethod]):
     }
     methods = tuple(METHODS)
 
+    @renamed(a="x", b="w")
     def __call__(
-        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+        self, x: ArrayT, w: AnyArray, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT:
-        """Enqueue ``a @ b``, summed over the ranks. -> out, the sum
+        """Enqueue ``x @ w``, summed over the ranks. -> out, the sum
 
-        a, b    as of `GemmReduceScatter`; only "fused", "copy_engine" and "fused_2d" need an M that is a
+        x, w    as of `GemmReduceScatter`; only "fused", "copy_engine" and "fused_2d" need an M that is a
                 multiple of n_ranks
-        out     (M, N), C-contiguous, apart from a and b. Symmetric as of ``help(sk.collectives)``: "fused"
-                and "copy_engine" let the peers write it. Default: a new array of a's kind
+        out     (M, N), C-contiguous, apart from x and w. Symmetric as of ``help(sk.collectives)``: "fused"
+                and "copy_engine" let the peers write it. Default: a new array of x's kind
         stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         Copies, memory ordering, capture and errors are those of `GemmReduceScatter`.
         """
-        return super().__call__(a, b, out, stream)
+        return super().__call__(x, w, out, stream=stream)

@@ -353,12 +353,12 @@ class OneShot(Method):
     name, shots, several_nodes = "GemmAllReduce one_shot", 1, False
     options = {"tile": None, "splits": None}
 
-    def prepare(self, max_m, max_n, dtype, part_dtype, options=options):
+    def prepare(self, max_tokens, max_n, dtype, part_dtype, options=options):
         world, n_ranks, self.options = self.world, self.world.n_ranks, options
         world.check_reach(self.name, nvlink=True)
         reason = not_for(n_ranks, dtype, MOST_RANKS)
         self.multiprocessors = multiprocessors_of_all(world, self.name, reason, self.sms)
-        self.part_dtype, self.rows = part_dtype, min(max_m, MOST_ROWS)
+        self.part_dtype, self.rows = part_dtype, min(max_tokens, MOST_ROWS)
         tiles = tiles_for(max_n, options["tile"])
         self.room = max(packets_of(self.rows, max_n, tile, part_dtype) for tile in tiles)
         words = slot_words(self.room, n_ranks, self.shots)

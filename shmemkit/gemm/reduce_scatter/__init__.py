@@ -1,7 +1,7 @@
 """GEMM and reduce-scatter: each rank multiplies its slice of K, and gets its rows of the sum.
 
-    product = sk.GemmReduceScatter(world, max_m=8192, max_n=4096)
-    out = product(a, b)                  # rank r: rows r * M / n_ranks .. of the sum of all ranks' a @ b
+    product = sk.GemmReduceScatter(world, max_tokens=8192, max_n=4096)
+    out = product(x, w)                  # rank r: rows r * M / n_ranks .. of the sum of all ranks' x @ w
 
 Methods:
 
@@ -19,6 +19,7 @@ Methods:
 from __future__ import annotations
 
 from shmemkit.operations.operation import Given
+from shmemkit.support.renamed import renamed
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, GemmReduceScatterMethod
 
 from .copy_engine import Copied
@@ -31,15 +32,16 @@ __all__ = ["GemmReduceScatter"]
 
 
 class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
-    """Products a @ b, summed over the ranks; each rank gets its rows of the sum. Collective.
+    """Products x @ w, summed over the ranks; each rank gets its rows of the sum. Collective.
 
-    ``product = sk.GemmReduceScatter(world, max_m, max_n)``, then ``product(a, b)``. Each rank multiplies its
-    slice of K, and the partial products are summed across ranks while the GEMM is still running.
+    ``product = sk.GemmReduceScatter(world, max_tokens, max_n)``, then ``product(x, w)``. Each rank multiplies
+    its slice of K, and the partial products are summed across ranks while the GEMM is still running.
     ``help(sk.collectives)`` has the rules for calls, arrays, streams, order, graphs, memory and errors.
 
     world         the World
-    max_m, max_n  the largest result, of all ranks
-    dtype         of a, b and the result: bfloat16, float16, float32 or float64
+    max_tokens    M of the largest x, 1 or more
+    max_n         N of the largest w, 1 or more
+    dtype         of x, w and the result: bfloat16, float16, float32 or float64
     part_dtype    what the ranks' products are rounded to before they are sent, and then added up in float32:
                   dtype if None, or "float32" for bfloat16 and float16: more bytes, less error
     method        "auto", or (docs/products.md says what each needs and takes, and what "auto" chooses)
@@ -64,8 +66,8 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
     """
 
     ARRAYS = {
-        "a": Given("m k", contiguous=False, align=0),
-        "b": Given("k n", contiguous=False, align=0),
+        "x": Given("m k", contiguous=False, align=0),
+        "w": Given("k n", contiguous=False, align=0),
         "out": Given("m/n_ranks n", new=True, align=0),
     }
     METHODS = {
@@ -77,28 +79,29 @@ class GemmReduceScatter(GemmCollective[GemmReduceScatterMethod]):
     }
     methods = tuple(METHODS)
 
+    @renamed(a="x", b="w")
     def __call__(
-        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+        self, x: ArrayT, w: AnyArray, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT:
-        """Enqueue ``a @ b``, summed over the ranks. -> out, this rank's rows of the sum
+        """Enqueue ``x @ w``, summed over the ranks. -> out, this rank's rows of the sum
 
-        a       (M, K), of any strides; K, the rank's share, is 1 or more, M a multiple of n_ranks
-        b       (K, N), of any strides
-        out     (M / n_ranks, N), C-contiguous, apart from a and b. Symmetric as of ``help(sk.collectives)``:
-                "fused" and "copy_engine" let the peers write it. Default: a new array of a's kind
+        x       (M, K), of any strides; K, the rank's share, is 1 or more, M a multiple of n_ranks
+        w       (K, N), of any strides
+        out     (M / n_ranks, N), C-contiguous, apart from x and w. Symmetric as of ``help(sk.collectives)``:
+                "fused" and "copy_engine" let the peers write it. Default: a new array of x's kind
         stream  default: PyTorch's current one if any array is a tensor on a GPU, else the World's
 
         All are of this object's dtype. M, N and K are the same on all ranks, which the emulator checks, GPUs
         do not; strides may differ. All methods but "sequential" copy, in each call, an operand whose rows
         (or columns, if those are consecutive) do not begin at multiples of 16 bytes, and such a result.
-        "fused", "copy_engine" and "fused_2d" also copy an `a` stored by columns if a rank's rows are no
+        "fused", "copy_engine" and "fused_2d" also copy an `x` stored by columns if a rank's rows are no
         multiple of 8.
 
-        When the stream has run it, later work on it sees out, and a and b may be written again. The first
+        When the stream has run it, later work on it sees out, and x and w may be written again. The first
         call for arrays at new addresses binds kernels, and may compile them: it cannot be in the capture of
         a graph. The caller keeps the arrays alive until the call has run, and as long as graphs that have
         captured it are used.
 
         TypeError or ValueError for wrong arguments; then nothing is enqueued.
         """
-        return super().__call__(a, b, out, stream)
+        return super().__call__(x, w, out, stream=stream)

@@ -183,7 +183,7 @@ class Fused2D(Method):
     several_nodes, fused = True, None
     options = {**Fused.options, "chunk": 1 << 13}  # words that are worth a message
 
-    def prepare(self, max_m, max_n, dtype, part_dtype, options=options):
+    def prepare(self, max_tokens, max_n, dtype, part_dtype, options=options):
         world, n_nodes, self.options = self.world, self.world.n_nodes, options
         if n_nodes == 1:
             raise ValueError("fused_2d: there is one node; it is for several. Use 'fused'")
@@ -194,9 +194,9 @@ class Fused2D(Method):
         self.part_dtype = as_dtype(part_dtype)
         self.width = self.part_dtype.itemsize // 2  # words of a partial result for one of the result
         if world.local_size > 1:
-            sizes = -(-max_m // n_nodes), max_n, dtype, part_dtype
+            sizes = -(-max_tokens // n_nodes), max_n, dtype, part_dtype
             self.fused = Fused(world, *sizes, options, world.node_ranks, sms=self.sms)
-        rows = -(-max_m // world.n_ranks)
+        rows = -(-max_tokens // world.n_ranks)
         self.room = -(-rows * max_n * self.part_dtype.itemsize // 128) * 16
         self.outbox = self.empty((n_nodes * self.room,), "uint64", "gemm.outbox")
         self.inbox = self.empty((2 * n_nodes * self.room,), "uint64", "gemm.inbox")
@@ -286,9 +286,9 @@ class Fused2DEverywhere(Fused2D):
 
     gather = None
 
-    def prepare(self, max_m, max_n, *others):
-        self.gather = AllGather(self.world, max_m * max_n * 2, sms=self.sms)
-        super().prepare(max_m, max_n, *others)
+    def prepare(self, max_tokens, max_n, *others):
+        self.gather = AllGather(self.world, max_tokens * max_n * 2, sms=self.sms)
+        super().prepare(max_tokens, max_n, *others)
 
     def bind(self, a, b, out):
         rows, rank = out.shape[0] // self.world.n_ranks, self.world.rank
@@ -297,7 +297,7 @@ class Fused2DEverywhere(Fused2D):
 
         def run(stream):
             step(stream)
-            gather(mine, out, stream)
+            gather(mine, out, stream=stream)
 
         return run
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
+from shmemkit.support.renamed import renamed
 from shmemkit.support.settings import integer, one_of
 from shmemkit.typing import AnyArray, AnyStream, Array, ArrayT, DType, Shape
 
@@ -20,15 +21,15 @@ MethodT = TypeVar("MethodT", bound=str)
 class GemmCollective(Products, Generic[MethodT]):
     """A subclass has
 
-    METHODS       {name: class}. A method is made with the World, max_m, max_n, dtype, part_dtype, options and
-                  sms, and has
+    METHODS       {name: class}. A method is made with the World, max_tokens, max_n, dtype, part_dtype,
+                  options and sms, and has
                     options           {name: default}: its numbers. Each method gets those of all
                     refuses(m, k, n)  -> the reason why it cannot compute that product, the same on all
                                       ranks, or None
                     is_for(m, k, n)   whether it is faster for it than the methods after it
-                    bind(a, b, out)   -> run(stream)
+                    bind(x, w, out)   -> run(stream)
                     several_nodes     optional: True if it is for several nodes, False if it is for one
-    ARRAYS        a, b, and out
+    ARRAYS        x, w, and out
     """
 
     METHODS: dict[str, Any]
@@ -36,17 +37,18 @@ class GemmCollective(Products, Generic[MethodT]):
     def __init_subclass__(cls):
         cls.options = {name: value for kind in cls.METHODS.values() for name, value in kind.options.items()}
 
-    LIMITS = {"m": ("max_m", "rows"), "n": ("max_n", "columns")}
-    ALIKE = "a", "b", "out"
+    LIMITS = {"m": ("max_tokens", "tokens"), "n": ("max_n", "columns")}
+    ALIKE = "x", "w", "out"
     dtype: np.dtype
     part_dtype: np.dtype
-    max_m: int
+    max_tokens: int
     max_n: int
 
+    @renamed(max_m="max_tokens")
     def __init__(
         self,
         world: World,
-        max_m: int,
+        max_tokens: int,
         max_n: int,
         dtype: DType = "bfloat16",
         part_dtype: DType | None = None,
@@ -63,13 +65,16 @@ class GemmCollective(Products, Generic[MethodT]):
             one_of(name, "dtype", self.dtype.name, (*HALVES, "float32", "float64"))
             parts = [self.dtype.name] + ["float32"] * (self.dtype.name in HALVES)
             one_of(name, "part_dtype", self.part_dtype.name, parts)
-            self.max_m, self.max_n = integer(name, "max_m", max_m, 1), integer(name, "max_n", max_n, 1)
+            self.max_tokens, self.max_n = (
+                integer(name, "max_tokens", max_tokens, 1),
+                integer(name, "max_n", max_n, 1),
+            )
             dtypes = {"dtype": self.dtype.name, "part_dtype": self.part_dtype.name}
-            return {"max_m": self.max_m, "max_n": self.max_n, **dtypes}
+            return {"max_tokens": self.max_tokens, "max_n": self.max_n, **dtypes}
 
         super().__init__(world, method, options, check, sms)
         self.refused = {}
-        sizes = self.max_m, self.max_n, self.dtype.name, self.part_dtype.name
+        sizes = self.max_tokens, self.max_n, self.dtype.name, self.part_dtype.name
         for each in self.methods_for(world.n_nodes) if method == "auto" else [method]:
             try:
                 self._methods[each] = self._part(self.METHODS[each], world, *sizes, self.options)
@@ -89,20 +94,20 @@ class GemmCollective(Products, Generic[MethodT]):
         return tuple(name for name, kind in kinds if getattr(kind, "several_nodes", several) == several)
 
     def __call__(
-        self, a: ArrayT, b: AnyArray, out: ArrayT | None = None, stream: AnyStream | None = None
+        self, x: ArrayT, w: AnyArray, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT:
-        return self._enqueue({"a": a, "b": b, "out": out}, stream)["out"]
+        return self._enqueue({"x": x, "w": w, "out": out}, stream)["out"]
 
-    def _bind(self, a, b, out):
-        (m, k), n = a.shape, b.shape[1]
+    def _bind(self, x, w, out):
+        (m, k), n = x.shape, w.shape[1]
         if k == 0:
             raise ValueError(f"{self._who}: K is 0; it must be 1 or more")
-        return self._methods[self.method_for(m, k, n)].bind(a, b, out)
+        return self._methods[self.method_for(m, k, n)].bind(x, w, out)
 
     def method_for(self, m: int, k: int, n: int) -> str:
-        """-> the name of the method for an a (m, k) and a b (k, n), the same on all ranks. ValueError if
-        there is none. It does not check whether max_m, max_n and the number of ranks allow a call of these
-        sizes.
+        """-> the name of the method for an x (m, k) and a w (k, n), the same on all ranks. ValueError if
+        there is none. It does not check whether max_tokens, max_n and the number of ranks allow a call of
+        these sizes.
         """
         for name, size in (("m", m), ("k", k), ("n", n)):
             integer(type(self).__name__, name, size, 0)

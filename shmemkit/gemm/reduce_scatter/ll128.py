@@ -449,14 +449,14 @@ class Overlap(Method):
     name, everywhere, several_nodes = "GemmReduceScatter ll128_overlap", False, False
     options = {"tile": None}
 
-    def prepare(self, max_m, max_n, dtype, part_dtype, options=options):
+    def prepare(self, max_tokens, max_n, dtype, part_dtype, options=options):
         world, n_ranks, self.options = self.world, self.world.n_ranks, options
         world.check_reach(self.name, nvlink=True)
         reason = not_for(n_ranks, dtype, MOST_RANKS)
         self.multiprocessors = multiprocessors_of_all(world, self.name, reason, self.sms)
         self.part_dtype, self.shares = part_dtype, 1 if self.everywhere else n_ranks
         self.most = most_bytes(n_ranks, self.everywhere)
-        rows = -(-max_m // self.shares)
+        rows = -(-max_tokens // self.shares)
         self.room = room_for(rows, max_n, self.tiles(), part_dtype, self.shares, self.most)
         words = slot_words(self.room, n_ranks, 2 if self.everywhere else 1)
         self.slots = self.zeros((words,), "uint64", f"{self.name.replace(' ', '.')}.slots")

@@ -34,14 +34,14 @@ def tiles_for(rows, n, part_dtype):
 
 class Fused(Method):
     """The product and the exchange in one kernel, among consecutive `ranks`: all if None. They share products
-    of up to `max_m` rows."""
+    of up to `max_tokens` rows."""
 
     everywhere, copied, several_nodes = False, False, False
     interleaved = True  # the rank's own tiles are among the others
     # `lag`: rounds of tiles by which the own ones are late. With 2 it took 2 % longer on 4 H200
     options = {"tile": None, "lag": 1}
 
-    def prepare(self, max_m, max_n, dtype, part_dtype, options=options, ranks=None):
+    def prepare(self, max_tokens, max_n, dtype, part_dtype, options=options, ranks=None):
         world, self.options = self.world, options
         self.ranks = range(world.n_ranks) if ranks is None else ranks
         n_ranks = len(self.ranks)
@@ -49,7 +49,7 @@ class Fused(Method):
         reason = not_for(n_ranks, dtype, MOST_RANKS, 2)
         self.multiprocessors = multiprocessors_of_all(world, "a fused GEMM", reason, self.sms)
         self.part_dtype, self.me = part_dtype, world.rank - self.ranks.start
-        rows = -(-max_m // n_ranks)
+        rows = -(-max_tokens // n_ranks)
         sizes = [
             (tile.count(r, max_n), tile.count(r, max_n) * Parts(tile, part_dtype).tile)
             for r in (rows, min(rows, 64))
@@ -60,7 +60,9 @@ class Fused(Method):
         self.gathered = self.staged_full
         if self.everywhere:
             self.gathered = self.zeros((n_ranks * self.signals,), "uint64", "gemm.gathered")
-            self.whole = self.empty((max_m * -(-max_n // 8) * 8,), dtype, "gemm.whole")  # see ``aligned``
+            self.whole = self.empty(
+                (max_tokens * -(-max_n // 8) * 8,), dtype, "gemm.whole"
+            )  # see ``aligned``
         self.prepare_staged(n_ranks - 1)
         self.offsets = self.offsets_of(self.staged_full, self.ranks)
         self.epochs, self.done = world.xp.zeros(1, "int64"), world.xp.zeros(1, "int32")
@@ -176,16 +178,16 @@ class Sequential:
     kind: Callable
     options: dict[str, Any] = {}
 
-    def __init__(self, world, max_m, max_n, dtype, part_dtype, options, sms=None):
+    def __init__(self, world, max_tokens, max_n, dtype, part_dtype, options, sms=None):
         if part_dtype != dtype:
             raise ValueError(f"part_dtype is {part_dtype}; with 'sequential' it must be the dtype, {dtype}")
         self.world = world
         itemsize = 2 if dtype in HALVES else int(dtype[-2:]) // 8
         self._reduce, self._gpu = (
-            self.kind(world, max_m * max_n * itemsize, sms=sms),
+            self.kind(world, max_tokens * max_n * itemsize, sms=sms),
             gpu_of(world).limited(sms),
         )
-        self._product = self._reduce.output(max_m * max_n, dtype)
+        self._product = self._reduce.output(max_tokens * max_n, dtype)
 
     def refuses(self, m, k, n):
         return None
@@ -200,7 +202,7 @@ class Sequential:
 
         def run(stream):
             product(stream)
-            self._reduce(whole, out, stream)
+            self._reduce(whole, out, stream=stream)
 
         return run
 

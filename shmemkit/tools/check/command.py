@@ -111,7 +111,7 @@ def main(arguments):
     """Run the command in the ranks that there are, or start some. -> exit status, the same on all ranks"""
     options = parse(arguments)
     host = host_program()
-    if host.n_pes is not None or launched():
+    if host.n_ranks is not None or launched():
         return check(options)
     backend, _ = choose_backend()
     if backend == "emulator":
@@ -145,7 +145,7 @@ class Watch:
     def __init__(self, world, limit):
         self.world, self.limit, self.since = world, limit, time.monotonic()
         self.ended = threading.Event()
-        if host_program().n_pes is None:  # the emulator finds deadlocks by itself
+        if host_program().n_ranks is None:  # the emulator finds deadlocks by itself
             threading.Thread(target=self._look, daemon=True).start()
 
     def __call__(self, step):

@@ -104,7 +104,7 @@ def test_barrier_on_another_stream(correct):
         x, out = sk.zeros(1, "int32"), np.zeros(1, "int32")
         other = cuda.stream()
         fill_next[1, 1, world.stream](x, 10 + world.rank)
-        world.barrier(world.stream if correct else other)
+        world.barrier(stream=world.stream if correct else other)
         read_mine[1, 1, world.stream](x, out)
         world.stream.synchronize()
         other.synchronize()
