@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from cuda.core import ObjectCode  # pyright: ignore[reportAttributeAccessIssue]
 from numba.cuda import bf16, decorators, fp16, vectorizers
 from numba.cuda.args import ArgHint
-from numba.cuda.core import config
+from numba.cuda.core import config  # pyright: ignore[reportAttributeAccessIssue]
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.cudadrv.driver import Stream as NumbaStream
 from numba.cuda.descriptor import cuda_target

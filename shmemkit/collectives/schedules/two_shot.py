@@ -69,9 +69,9 @@ BUFFERS = {LL128: 1, LAMPORT: 2}
 
 @functools.cache
 def _in_segments(t):
-    """-> load(k, (x, segment, i, me)), the unit i that the k-th rank gets; store(k, words, (out, segment, i)),
-    unit i of segment k. The threads of a warp go on together by Lamport where a segment ends: beyond it they
-    load zeros and store nothing."""
+    """-> load(k, (x, segment, i, me)): the unit i that the k-th rank gets; and store(k, words, (out, segment,
+    i)): unit i of segment k. By Lamport the threads of a warp go on together where a segment ends. Beyond it
+    they load zeros and store nothing."""
     load_unit, store_unit, unit_bytes = t.load, t.store, t.unit_bytes
 
     @device
