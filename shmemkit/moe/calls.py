@@ -28,11 +28,10 @@ class Call(Operation):
     LIMITS = {"tokens": ("max_tokens", "tokens")}
     ROWS = "out"  # the array with a row for each token of this rank
     is_first = False  # whether other calls follow it, with as many tokens
-    _who = "ExpertParallel"
     _name: str
 
     def __init__(self, of, bind):
-        self.world, self.last, self.bind, self.handle = of.world, of.last, bind, None
+        self.world, self._who, self.last, self.bind, self.handle = of.world, of._who, of.last, bind, None
         vars(self).update(of.sizes._asdict())
         self._begin()
 
@@ -57,16 +56,16 @@ class Call(Operation):
             handle.restore(stream)
 
 
+RECEIVED = "Received.rows", "Received.counts", "Received.scales", "Received.weights"
+
+
 class DispatchCall(Call):
     ARRAYS = {
         "x": Given("tokens hidden"),
         "topk_ids": Given("tokens topk", dtype=None, align=0),
         "weights": Given("tokens topk", "float32", align=0, optional=True),
         "scales": Given("tokens n_scales", "float32", align=0),
-        "Received.rows": Given(dtype=None, written=True),
-        "Received.counts": Given(dtype=None, align=0, written=True),
-        "Received.scales": Given(dtype=None, align=0, written=True),
-        "Received.weights": Given(dtype=None, align=0, written=True),
+        **dict.fromkeys(RECEIVED, Given(dtype=None, align=0, written=True)),
     }
     ROWS = "x"
     is_first = True
@@ -75,7 +74,7 @@ class DispatchCall(Call):
     def __init__(self, of, bind, ones):
         super().__init__(of, bind)
         self.dtype, self.ones = of.sizes.dispatch_dtype, ones
-        self.received = {f"Received.{name}": array for name, array in of.received._asdict().items()}
+        self.received = dict(zip(RECEIVED, of.received, strict=False))
         self._optional += () if of.sizes.n_scales else ("scales",)
 
     def _in_order(self, stream, arrays):
