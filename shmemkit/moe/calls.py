@@ -28,6 +28,7 @@ class Call(Operation):
     LIMITS = {"tokens": ("max_tokens", "tokens")}
     ROWS = "out"  # the array with a row for each token of this rank
     is_first = False  # whether other calls follow it, with as many tokens
+    columns = "hidden"  # of a new array
     _name: str
 
     def __init__(self, of, bind):
@@ -42,7 +43,7 @@ class Call(Operation):
         known = self.last.tokens if self.handle is None else self.handle.tokens
         if known is None:
             raise ValueError(f"{self._name}(): out is None before any dispatch; call dispatch, or give out")
-        return known, getattr(self, str(self.ARRAYS[name].dims).split()[1])
+        return known, getattr(self, self.columns)
 
     def _in_order(self, stream, arrays):
         handle, last, tokens = self.handle, self.last, arrays[self.ROWS].shape[0]
@@ -122,6 +123,7 @@ class WeightsCall(Call):
         "values": Given("max_rows", "float32", align=0),
         "out": Given("tokens topk", "float32", align=0, new=True),
     }
+    columns = "topk"
     _name = "ExpertParallel.combine_weights"
 
     def _bind(self, values, out):

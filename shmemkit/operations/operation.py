@@ -156,9 +156,10 @@ class Operation:
         """-> `arrays`, with new ones where None is given"""
         world, arrays = self.world, dict(arrays)
         for name, array in arrays.items():
-            given = self._declared(name)
-            if not given.new and not (array is None and given.optional):
-                arrays[name] = with_shape(self._who, name, array, world.xp)
+            if not isinstance(array, world.xp.ndarray):
+                given = self._declared(name)
+                if not given.new and not (array is None and given.optional):
+                    arrays[name] = with_shape(self._who, name, array, world.xp)
         like = next(iter(arrays.values()))
         for name, array in arrays.items():
             if array is None and self._declared(name).new:
