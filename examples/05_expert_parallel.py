@@ -49,9 +49,9 @@ def run_experts(rows, counts, scale):
         r += cuda.gridDim.x
 
 
-def route(xp, logits, top_k):
-    """-> the top_k experts of each token, by their logits, and the experts' weights, which add up to 1."""
-    experts = xp.argsort(-logits, axis=1)[:, :top_k].copy()
+def route(xp, logits, topk):
+    """-> the topk experts of each token, by their logits, and the experts' weights, which add up to 1."""
+    experts = xp.argsort(-logits, axis=1)[:, :topk].copy()
     weights = xp.exp(xp.take_along_axis(logits, experts, axis=1))
     return experts, weights / weights.sum(axis=1, keepdims=True)
 
@@ -66,7 +66,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=12, help="of each rank (12)")
     parser.add_argument("--hidden", type=int, default=64, help="float32 of a token (64)")
     parser.add_argument("--experts", type=int, default=2, help="of each rank (2)")
-    parser.add_argument("--top-k", type=int, default=2, help="experts of a token (2)")
+    parser.add_argument("--topk", type=int, default=2, help="experts of a token (2)")
     options = parser.parse_args()
 
     with sk.init() as world:
@@ -78,17 +78,17 @@ def main():
         scale = np.arange(1, n_experts + 1, dtype="float32")
         mine = xp.asarray(scale[world.rank * options.experts :][: options.experts])
 
-        ep = sk.ExpertParallel(world, *shape[1:], n_experts, options.top_k, "float32")
+        ep = sk.ExpertParallel(world, *shape[1:], n_experts, options.topk, "float32")
         rows, counts, _ = ep.received
         layer = sk.bind(run_experts, (4, options.experts), 64, (rows, counts, mine))
         world.print(
             f"{n} ranks ({world.backend.name}), {options.tokens} tokens of {options.hidden} float32 "
-            f"each, {options.top_k} of {n_experts} experts for a token",
+            f"each, {options.topk} of {n_experts} experts for a token",
             ranks=0,
         )
 
         inputs, outputs = xp.asarray(x), xp.empty(shape, "float32")
-        routes = [route(xp, xp.asarray(of_call), options.top_k) for of_call in logits]
+        routes = [route(xp, xp.asarray(of_call), options.topk) for of_call in logits]
         for call, (experts, weights) in enumerate(routes):
             ep.dispatch(inputs[call], experts, weights)
             layer()
@@ -96,7 +96,7 @@ def main():
 
         results, load = world.asnumpy(outputs), np.concatenate(world.host_allgather(world.asnumpy(counts)))
         for call, of_call in enumerate(logits):
-            wanted = expected(x[call], *route(np, of_call, options.top_k), scale)
+            wanted = expected(x[call], *route(np, of_call, options.topk), scale)
             np.testing.assert_allclose(results[call], wanted, rtol=1e-5, atol=1e-5)
         note = ""
         if world.backend.name != "emulator":

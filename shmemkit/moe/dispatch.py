@@ -69,7 +69,9 @@ from shmemkit.device import (
     symm_at,
 )
 from shmemkit.operations.method import Method
+from shmemkit.support.arrays import new_array
 
+from .calls import words_of
 from .expert_counts import announce, gather_counts, stride_of
 from .routing import (
     ALL,
@@ -321,15 +323,15 @@ def expert_dispatch(
 
 
 class Dispatch(Method):
-    """Launches it, and owns its memory and what it leaves for ``Combine``: tokens, routes, shares and
-    owners."""
+    """Launches it, and owns its memory, what it returns (rows, scales, counts), and what it leaves for
+    ``Combine``: tokens, routes, shares and owners."""
 
     threads = THREADS
 
     def prepare(self, sizes):
         world, n, xp = self.world, self.world.n_ranks, self.world.xp
         world.check_reach("expert_parallel", nvlink=True)
-        most, experts, top_k, n_scales = sizes.max_tokens, sizes.n_local, sizes.top_k, sizes.n_scales
+        most, experts, topk, n_scales = sizes.max_tokens, sizes.n_local, sizes.topk, sizes.n_scales
         words, tiles = sizes.row // 16, -(-sizes.row // TILE_BYTES)
         senders, self.blocks = divide_blocks(self, SENDING, most, n * most)
 
@@ -340,20 +342,24 @@ class Dispatch(Method):
         self.symmetric = (
             slots("rows", most * tiles * TILE_WORDS),
             slots("scales", max(1, most * (n_scales + 1 >> 1)) * 2),
-            slots("headers", most * top_k * 2),
+            slots("headers", most * topk * 2),
             slots("counts", (experts + 2 & ~1)),
         )
         self.epochs = xp.zeros(self.blocks, "uint32")
         self.tokens = xp.zeros(n, "int32")
-        self.routes, self.shares = (xp.full((n, most, top_k), NONE, "int32") for _ in range(2))
-        self.owners = xp.full((most, top_k), NONE, "int32")
-        row, scales = xp.empty(0, "complex128"), xp.empty((0, n_scales), "uint32")
+        self.routes, self.shares = (xp.full((n, most, topk), NONE, "int32") for _ in range(2))
+        self.owners = xp.full((most, topk), NONE, "int32")
+        self.rows = new_array(xp, (experts, n * most, sizes.hidden), sizes.dispatch_dtype)
+        self.scales = xp.empty((experts * n * most, n_scales), "float32")
+        self.counts, self.ones = xp.zeros(experts, "int32"), xp.ones((most, topk), "float32")
         for dtype in ("int32", "int64"):
-            named = xp.empty((0, top_k), dtype), xp.empty((0, top_k), "int32")
-            self.bind(row, *named, scales, row, scales, xp.empty(experts, "int32"))
+            ids = xp.empty((0, topk), dtype)
+            self.bind(xp.empty(0, "complex128"), xp.empty((0, n_scales), "uint32"), ids, self.ones[:0])
 
-    def bind(self, *arrays):
-        """x, experts, weights, scales, rows, row_scales, counts"""
+    def bind(self, x, scales, topk_ids, weights):
+        """x as words, scales as uint32 -> run(stream)"""
+        received = words_of(self.rows), self.scales.view("uint32"), self.counts
+        arrays = x, topk_ids, weights.view("int32"), scales, *received
         left = self.epochs, self.tokens, self.routes, self.shares, self.owners
         args = *arrays, *self.sizes, *self.symmetric, *left
         return self.launch(expert_dispatch, self.blocks, *args, pdl=True)

@@ -92,7 +92,7 @@ class Operation:
     sms    the budget of multiprocessors, or None
     """
 
-    ARRAYS: dict[str, Given]
+    ARRAYS: dict[str, Given] = {}
     ALIKE: tuple[str, ...] = ()
     LIMITS: dict[str, tuple[str, str]] = {}
     _bind: Callable[..., Callable]
@@ -114,8 +114,11 @@ class Operation:
             return {**given, "sms": self.sms}
 
         agree_on(world, who, checked)
+        self._begin()
+
+    def _begin(self):
         self._parts, self._outputs, self._methods = [], [], {}
-        self._plans, self._order = plans_of(world), shared_order(world)
+        self._plans, self._order = plans_of(self.world), shared_order(self.world)
         self._optional = tuple(name for name, given in self.ARRAYS.items() if given.optional)
         self._new = {name for name, given in self.ARRAYS.items() if given.new}
 
@@ -136,7 +139,8 @@ class Operation:
                 arrays = self._with_outputs(arrays, stream)
                 break
         key, known = keyed(who, arrays, world.xp, self._optional)
-        key = *numbers.values(), *key
+        if numbers:
+            key = *numbers.values(), *key
         run, owning = self._plans.get(key), self._plans.synchronize is not None
         if run is None or owning:
             if run is None:
@@ -152,9 +156,10 @@ class Operation:
         """-> `arrays`, with new ones where None is given"""
         world, arrays = self.world, dict(arrays)
         for name, array in arrays.items():
-            given = self._declared(name)
-            if not given.new and not (array is None and given.optional):
-                arrays[name] = with_shape(self._who, name, array, world.xp)
+            if not isinstance(array, world.xp.ndarray):
+                given = self._declared(name)
+                if not given.new and not (array is None and given.optional):
+                    arrays[name] = with_shape(self._who, name, array, world.xp)
         like = next(iter(arrays.values()))
         for name, array in arrays.items():
             if array is None and self._declared(name).new:
@@ -166,7 +171,7 @@ class Operation:
     def _plan(self, arrays, numbers):
         """Check `arrays`, and bind a call to them."""
         sizes = self._check(arrays)
-        if 0 in (sizes[dim] for dim in self.LIMITS):
+        if self._is_empty(sizes):
             return nothing
         own = unowned if self._plans.synchronize else lambda x: x  # else the launches forget the arrays
         given = {name: None if x is None else own(unlocked(x)) for name, x in arrays.items()}
@@ -229,10 +234,13 @@ class Operation:
                     f"{'an' if who[0] in 'AE' else 'a'} {who} with a larger {most}"
                 )
 
+    def _declared(self, name):
+        """The declaration of an array."""
+        return self.ARRAYS.get(name) or self._of_family(name)
+
     @classmethod
     @functools.cache
-    def _declared(cls, name):
-        """The declaration of an array."""
+    def _of_family(cls, name):
         family, _, index = name.partition("[")
         given = cls.ARRAYS[family]
         if given.dims is None or "#" not in given.dims:
@@ -251,6 +259,10 @@ class Operation:
         return getattr(self, dim, sizes.get(dim))
 
     # -- what a subclass may override
+    def _is_empty(self, sizes):
+        """Whether a call of these sizes does nothing, on any rank."""
+        return 0 in (sizes[dim] for dim in self.LIMITS)
+
     def _new_shape(self, name, arrays):
         """The shape of a new array, by the others, which may be wrong ones."""
         sizes = {"n_ranks": self.world.n_ranks}

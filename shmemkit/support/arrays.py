@@ -27,10 +27,10 @@ def keyed(who, arrays, module, optional=()) -> tuple[tuple, dict[str, Any]]:
     optional  names of arrays that may be None begin with one of these
     """
     ndarray = module.ndarray
-    key = tuple(_key_of(x, ndarray) for x in arrays.values())
+    key = tuple([_key_of(x, ndarray) for x in arrays.values()])  # a list is quicker than a generator
     if None in key:
         arrays = converted(who, arrays, module, optional)
-        key = tuple(_key_of(x, ndarray) for x in arrays.values())
+        key = tuple([_key_of(x, ndarray) for x in arrays.values()])
     return key, arrays
 
 

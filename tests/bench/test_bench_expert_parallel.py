@@ -46,8 +46,8 @@ def test_rows_in_one_buffer(rows, status):
 @pytest.mark.slow
 def test_wrong_results_are_found(monkeypatch, capsys):
     class OneWrong(sk.ExpertParallel):
-        def combine(self, y, out=None, stream=None):
-            out = super().combine(y, out, stream)
+        def combine(self, y, out=None):
+            out = super().combine(y, out)
             self.world.synchronize()
             out[3, 7] += 1
             return out

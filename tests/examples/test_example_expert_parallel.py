@@ -24,10 +24,10 @@ def test_it_prints_what_it_says(capsys, options):
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
-    "n, tokens, hidden, experts, top_k", [(1, 5, 4, 3, 3), (2, 1, 8, 1, 1), *slow((3, 7, 12, 2, 5))]
+    "n, tokens, hidden, experts, topk", [(1, 5, 4, 3, 3), (2, 1, 8, 1, 1), *slow((3, 7, 12, 2, 5))]
 )
-def test_ranks_and_sizes(capsys, n, tokens, hidden, experts, top_k):
-    sizes = {"tokens": tokens, "hidden": hidden, "experts": experts, "top-k": top_k}
+def test_ranks_and_sizes(capsys, n, tokens, hidden, experts, topk):
+    sizes = {"tokens": tokens, "hidden": hidden, "experts": experts, "topk": topk}
     options = [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
     assert emulate(["-n", str(n), *HARD, str(PROGRAM), *options]) == 0
     assert "passed" in capsys.readouterr().out

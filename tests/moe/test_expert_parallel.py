@@ -8,6 +8,7 @@ from fast import slow
 import shmemkit as sk
 from shmemkit.emu.stream import Stream
 from shmemkit.moe import ExpertParallel
+from shmemkit.moe.combine import Combine
 from shmemkit.moe.routing import MAX_EXPERTS, SHIFT, reciprocal_of
 from shmemkit.runtime.symmetric_memory import as_dtype
 
@@ -234,7 +235,7 @@ def test_streams_and_graphs(pes, few_blocks):
         world.stream.begin_capture()
         rows = ep.dispatch(x, experts).rows
         other.wait_event(world.stream.record())
-        ep.combine(rows, out, other)
+        ep.combine(rows, out, stream=other)
         world.stream.wait_event(other.record())
         graph = world.stream.end_capture()
         empty, none = np.zeros((0, 4), "float32"), np.zeros((0, 2), "int64")
@@ -243,7 +244,7 @@ def test_streams_and_graphs(pes, few_blocks):
             experts[:] = np.array([[0, 1], [1, 0], [call % n, -1]])
             graph.launch(world.stream)
             other.wait_event(world.stream.record())  # of a graph, the object knows nothing
-            ep.combine(rows, again, (None, other)[call % 2])
+            ep.combine(rows, again, stream=(None, other)[call % 2])
             ep.dispatch(empty, none)
             assert ep.combine(rows).shape == (0, 4)
             ep.combine(rows, more)  # of more tokens than were dispatched
@@ -292,8 +293,8 @@ def test_right_in_every_schedule(monkeypatch, calls):
         ((8, 15, 4, 2), "hidden is 15, and a row of bfloat16 has 30 bytes; it must have a multiple of 16"),
         ((8, 8, 4, 2, "bfloat16", "uint8"), "a row of uint8 has 8 bytes"),
         ((8, 16, 5, 2), "n_experts is 5; it must be a multiple of 2, the ranks"),
-        ((8, 16, 4, 33), "top_k is 33; it must be 1 to 32"),
-        ((8, 16, 4, 5), "top_k is 5; it must be at most n_experts, 4"),
+        ((8, 16, 4, 33), "topk is 33; it must be 1 to 32"),
+        ((8, 16, 4, 5), "topk is 5; it must be at most n_experts, 4"),
         ((8, 16, 4, 2, "int32"), "dtype is int32; it must be float16, bfloat16 or float32"),
         (
             (8, 16, 4, 2, "float16", "float32"),
@@ -306,7 +307,7 @@ def test_right_in_every_schedule(monkeypatch, calls):
         ),
         (("8", 16, 4, 2), "max_tokens is '8'; it must be an integer"),
         (lambda rank: (8 + rank, 16, 4, 2), "rank 0 gives max_tokens=8, rank 1 gives max_tokens=9"),
-        (lambda rank: (8, 16, 4, 2 - 2 * rank), "top_k is 0; it must be 1 to 32"),
+        (lambda rank: (8, 16, 4, 2 - 2 * rank), "topk is 0; it must be 1 to 32"),
     ],
 )
 def test_wrong_arguments(pes, arguments, message):
@@ -345,12 +346,12 @@ def test_several_nodes_are_refused(pes):
 
 def test_too_little_memory_on_one_rank(pes, monkeypatch):
     """All refuse, and free what they have: another object has the room."""
-    allocate = ExpertParallel._allocate
+    prepare = Combine.prepare
 
-    def allocate_or_fail(ep):
-        if ep.world.rank == 1 and ep.sizes.top_k == 2:
+    def prepare_or_fail(combine, sizes, source):
+        prepare(combine, sizes, source)
+        if combine.world.rank == 1 and sizes.topk == 2:
             raise MemoryError("no more of it")
-        allocate(ep)
 
     def main():
         world = sk.init()
@@ -358,55 +359,57 @@ def test_too_little_memory_on_one_rank(pes, monkeypatch):
             ExpertParallel(world, 200, 16, 2, 2, "float32")
         ExpertParallel(world, 200, 16, 2, 1, "float32").free()
 
-    monkeypatch.setattr(ExpertParallel, "_allocate", allocate_or_fail)
+    monkeypatch.setattr(Combine, "prepare", prepare_or_fail)
     pes(2, heap_size=1 << 20).run(main)
 
 
-def test_wrong_arrays(pes):
+def test_wrong_calls(pes):
+    """Beside the wrong arrays of tests/operations/test_declared.py."""
+
     def main():
-        ep = ExpertParallel(sk.init(), 4, 8, 4, 2, "float32")
-        x, experts = np.zeros((3, 8), "float32"), np.zeros((3, 2), "int32")
-        weights, y = np.zeros((3, 2), "float32"), np.zeros((2, 8, 8), "float32")
-        wide = np.zeros((3, 16), "float32")
+        world = sk.init()
+        ep = ExpertParallel(world, 4, 8, 4, 2, "float32")
+        x, ids, y = np.zeros((3, 8), "float32"), np.zeros((3, 2), "int32"), np.zeros((2, 8, 8), "float32")
         for call, given, message in [
-            (ep.combine, (y,), r"combine\(\) before any dispatch; call dispatch first, or give out"),
-            (
-                ep.dispatch,
-                (x[:, :4], experts),
-                r"x is float32 \(3, 4\) with strides .*; it must be float32 \(3, 8\)",
-            ),
-            (ep.dispatch, (x.astype("float64"), experts), "x is float64"),
-            (ep.dispatch, (wide[:, :8], experts), "x is .* with strides .*; it must be C-contiguous"),
-            (
-                ep.dispatch,
-                (wide.reshape(-1)[1:25].reshape(3, 8), experts),
-                "x begins at address 0x.*; it must be a multiple of 16",
-            ),
-            (ep.dispatch, (np.zeros((5, 8), "float32"), experts), "x has 5 tokens, more than max_tokens=4"),
-            (ep.dispatch, (x, experts[:2]), r"experts is int32 \(2, 2\); it must be int32 or int64 \(3, 2\)"),
-            (ep.dispatch, (x, experts.astype("uint8")), "experts is uint8"),
-            (ep.dispatch, (x, experts, weights.astype("float64")), "weights is float64"),
-            (ep.dispatch, (x, experts, weights, np.zeros((3, 1), "float32")), r"scales is .*\(3, 0\)"),
-            (ep.dispatch, (ep.received.rows[0, :3], experts), "x and Received.rows overlap"),
-            (ep.combine, (y[:1], x), r"y is float32 \(1, 8, 8\)"),
-            (ep.combine, (y, x.astype("float16")), "out is float16"),
-            (ep.combine, (y, np.zeros((5, 8), "float32")), "out has 5 tokens"),
-            (ep.combine, (y, y[0, :3]), "y and out overlap"),
-            (ep.dispatch, (np.zeros(8, "float32"), experts), r"x has shape \(8,\); it must be \(tokens, 8\)"),
-            (ep.combine, (y, x[0]), "out has shape \\(8,\\); it must be"),
+            (ep.combine, (y,), r"combine\(\): out is None before any dispatch; call dispatch, or give out"),
+            (ep.dispatch, (x, ids.astype("uint8")), "topk_ids is uint8 .*; it must be int32 or int64"),
+            (ep.dispatch, (x, ids, None, np.zeros((3, 1), "float32")), r"scales is .*\(3, 0\)"),
+            (ep.dispatch, (x[:2], ids), r"topk_ids is int32 \(3, 2\); it must be \(2, 2\)"),
+            (ep.dispatch, (np.zeros(25, "float32")[1:].reshape(3, 8), ids), "x begins at .*multiple of 16"),
+            (ep.dispatch, (ep.received.rows[0, :3], ids), "Received.rows and x overlap"),
+            (ep.combine, (y[:, :4].copy(), x), r"y is .*; it must be float32 \(2, 8, 8\)"),
         ]:
             with pytest.raises(ValueError, match=message):
                 call(*given)
-        with pytest.raises(TypeError, match="x is a list; it must be a NumPy array"):
-            ep.dispatch([[0.0] * 8], experts)
         with pytest.raises(TypeError, match="world is 3; it must be the World"):
             ExpertParallel(3, 4, 8, 4, 2)
-        ep.dispatch(x, experts)
+        ep.dispatch(x, ids)
         with pytest.raises(ValueError, match="out has 2 tokens; it must have 3, as the last"):
             ep.combine(y, x[:2])
-        ep.world.finalize()
-        for call, given in ((ep.dispatch, (x, experts)), (ep.combine, (y, x))):
-            with pytest.raises(RuntimeError, match="ExpertParallel: its World is finalized"):
-                call(*given)
 
     pes(2).run(main)
+
+
+def test_ranks_that_make_other_calls(pes):
+    def main():
+        ep = ExpertParallel(sk.init(), 1, 8, 2, 1, "float32")
+        ep.dispatch(np.zeros((0, 8), "float32"), np.zeros((0, 1), "int32"))
+        if ep.world.rank:
+            ep.dispatch(np.zeros((0, 8), "float32"), np.zeros((0, 1), "int32"))
+        else:
+            ep.combine(ep.received.rows)
+
+    with pytest.raises(
+        ValueError, match="rank 0 calls ExpertParallel.combine.*, rank 1 calls ExpertParallel.dispatch"
+    ):
+        pes(2).run(main)
+
+
+def test_old_names(pes):
+    def main():
+        with pytest.warns(DeprecationWarning, match="ExpertParallel: top_k is now topk"):
+            ep = ExpertParallel(sk.init(), 1, 8, 2, top_k=1, dtype="float32")
+        with pytest.warns(DeprecationWarning, match="ExpertParallel.dispatch: experts is now topk_ids"):
+            ep.dispatch(np.zeros((1, 8), "float32"), experts=np.zeros((1, 1), "int32"))
+
+    pes(1).run(main)

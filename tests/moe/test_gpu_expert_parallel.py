@@ -141,7 +141,7 @@ def test_two_objects_on_two_streams(world):
             if delays.random() < 0.3:
                 late.with_args(int(delays.integers(1000, on_gpus(200_000, 20_000))))(stream=streams[which])
             received = eps[which].dispatch(*given, stream=streams[which])
-            eps[which].combine(received.rows, outs[which], streams[which])
+            eps[which].combine(received.rows, outs[which], stream=streams[which])
     for ep, stream, out in zip(eps, streams, outs, strict=True):
         stream.synchronize()
         np.testing.assert_array_equal(world.asnumpy(out), world.asnumpy(wanted))

@@ -3,6 +3,7 @@ array raises on the rank that gives it, before anything is enqueued; so a right 
 
 A new operation needs a right call in ``made``, and its name in NAMES."""
 
+import functools
 import importlib.util
 import re
 
@@ -20,7 +21,7 @@ ONES = np.ones
 
 def made(world, name):
     """-> (the object, the arrays of a right call on this rank)"""
-    kind, root = getattr(sk, name), world.rank == 0
+    kind, root = getattr(sk, name.partition(".")[0]), world.rank == 0
     x, part, half = ONES(8, "float32"), ONES(4, "float32"), "float16"
     rows, experts = ONES((4, 16), half), ONES((3, 8, 16), half)
     ids, factors = np.zeros((8, 1), "int32"), ONES((8, 1), "float32")
@@ -71,7 +72,48 @@ def made(world, name):
         case "GroupedGemmReduceScatter":
             arrays = {"x": ONES((8, 16), half), "w": experts, "topk_ids": ids, "weights": factors}
             return kind(world, 8, 1, 8, half), {**arrays, "out": ONES((4, 8), half)}
+        case "ExpertParallel.dispatch" | "ExpertParallel.combine":
+            return of_experts(kind(world, 4, 16, 4, 2, half, n_scales=3), name, (2, 8, 16))
+        case _ if kind is sk.ExpertParallel:
+            return of_experts(kind(world, 4, 16, 4, 2, half, n_scales=3, max_rows=16), name, (16, 16))
     raise AssertionError(f"{name} declares arrays; this test needs a right call of it")
+
+
+def of_experts(ep, name, of_rows):
+    """-> (a call of an ExpertParallel, its arrays)"""
+    x, ids, factors = ONES((3, 16), "float16"), np.tile(np.arange(2), (3, 1)), ONES((3, 2), "float32")
+    given = {"x": x, "topk_ids": ids, "weights": factors, "scales": ONES((3, 3), "float32")}
+    name = name.partition(".")[2].removesuffix(", max_rows")
+    if name == "dispatch":
+        return CallOf(ep, name, ep.dispatch), given
+    ep.dispatch(**given)
+    if name == "dispatch with a handle":
+        call = functools.partial(ep.dispatch, handle=ep.keep())
+        return CallOf(ep, name, call), {"x": x, "scales": given["scales"]}
+    if name == "combine":
+        return CallOf(ep, name, ep.combine), {"y": ONES(of_rows, "float16"), "out": x.copy()}
+    return CallOf(ep, name, ep.combine_weights), {"values": ONES(16, "float32"), "out": factors.copy()}
+
+
+class CallOf:
+    """One of several calls of an operation."""
+
+    def __init__(self, owner, name, call):
+        self.owner, self.declared, self.call = owner, owner.calls[name], call
+
+    def __call__(self, **given):
+        result = self.call(**given)
+        return result if "out" in self.ARRAYS else None
+
+    def free(self):
+        self.owner.free()
+
+    def __getattr__(self, name):
+        return getattr(self.declared, name)
+
+
+def name_of(op):
+    return type(getattr(op, "owner", op)).__name__
 
 
 def operations(kind=Operation):
@@ -131,7 +173,7 @@ def is_written(op, name):
 
 def faults(op, name, arrays, torch):
     """Yields what is wrong, what to give instead, the exception, and what it says."""
-    given, x, who = op.ARRAYS[name], arrays[name], type(op).__name__
+    given, x, who = op.ARRAYS[name], arrays[name], name_of(op)
     errors = TypeError, ValueError
     yield "no array", {name: {}}, TypeError, f"{who}: {name} is a dict; it must be a NumPy array"
     yield "objects", {name: x.astype(object)}, errors, f"{name} (has|is) .*(object|numbers|must have)"
@@ -163,7 +205,7 @@ def faults(op, name, arrays, torch):
 
 def limits(op, arrays):
     """As ``faults``: the first array of each dimension that has a limit, with more."""
-    who = type(op).__name__
+    who = name_of(op)
     for dim, (most, what) in op.LIMITS.items():
         name = next(name for name in arrays if dim in (op.ARRAYS[name].dims or "").split())
         axis, n = op.ARRAYS[name].dims.split().index(dim), getattr(op, most) + 1
@@ -186,13 +228,16 @@ def test_all_are_here():
     """Operations that are imported from here on are found, too."""
     for name in sk.__all__:
         getattr(sk, name)
-    assert set(NAMES) == set(operations())
+    assert {name.partition(".")[0] for name in NAMES} == set(operations())
 
 
 NAMES = (
     *("AllGather", "AllReduce", "AllToAll", "AllToAllV", "Broadcast", "Gather", "Reduce", "ReduceScatter"),
     *("Scatter", "Queue", "AllReduceRMSNorm", "AttentionCombine", "FlashDecode", "AllGatherGemm"),
     *("GemmAllReduce", "GemmReduceScatter", "AllGatherGroupedGemm", "GroupedGemmReduceScatter"),
+    *("ExpertParallel.dispatch", "ExpertParallel.combine", "ExpertParallel.dispatch, max_rows"),
+    *("ExpertParallel.dispatch with a handle", "ExpertParallel.combine, max_rows"),
+    "ExpertParallel.combine_weights",
 )
 
 
@@ -222,11 +267,12 @@ def test_what_is_over(name):
         op(**arrays)
         world.synchronize()
         op.free()
-        with pytest.raises(RuntimeError, match=f"{name}: it was freed; make a new one"):
+        who = name_of(op)
+        with pytest.raises(RuntimeError, match=f"{who}: it was freed; make a new one"):
             op(**arrays)
         world.finalize()
         for each in (op, kept):
-            with pytest.raises(RuntimeError, match=f"{name}: its World is finalized"):
+            with pytest.raises(RuntimeError, match=f"{who}: its World is finalized"):
                 each(**arrays)
 
     spmd(RANKS, main)
@@ -276,7 +322,9 @@ def results_of(found):
     return [each for each in found if each is not None]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("AllToAllV", "Queue")])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if not name.startswith(("AllToAllV", "Queue", "ExpertParallel"))]
+)
 def test_ranks_that_disagree(name):
     """The emulator compares what all ranks must give alike."""
 

@@ -466,7 +466,7 @@ def test_wrong_types(pes, wrong, text):
         rows, experts = np.zeros((2, 8), "float32"), np.zeros((2, 1), "int32")
         calls = [
             (lambda: ep.dispatch(wrong, experts), "ExpertParallel: x"),
-            (lambda: ep.dispatch(rows, wrong), "ExpertParallel: experts"),
+            (lambda: ep.dispatch(rows, wrong), "ExpertParallel: topk_ids"),
             (lambda: ep.combine(wrong, rows), "ExpertParallel: y"),
             (lambda: sk.AllToAllV(world, 64)(wrong, splits, x, splits), "AllToAllV: x"),
             (lambda: sk.AllToAllV(world, 64)(x, splits, x.copy(), wrong), "AllToAllV: out_splits"),

@@ -2,6 +2,7 @@ import inspect
 
 import pytest
 
+import shmemkit as sk
 from shmemkit.support.renamed import renamed
 
 
@@ -34,3 +35,17 @@ def test_the_new_name_does_not_warn():
 def test_both_names():
     with pytest.raises(TypeError, match="^Thing: a is the old name of x, and both are given. Give x$"):
         Thing()(a=1, x=2)
+
+
+def test_reports_name_the_function_itself(pes):
+    def main():
+        world = sk.init()
+        if world.rank:
+            sk.ExpertParallel(world, 1, 8, 2, 1)
+        else:
+            world.host_barrier()
+
+    with pytest.raises(
+        RuntimeError, match=r"rank 0 calls host_barrier\(\) .*, rank 1 calls ExpertParallel\(\) "
+    ):
+        pes(2).run(main)
