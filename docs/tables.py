@@ -102,11 +102,13 @@ def races():
     return table(["one launch, CPU s", "without", "with races", "ratio"], rows) + "\n\n" + where
 
 
-def race_cases():
-    data = json.loads((RESULTS / "race_cases.json").read_text())
-    header = ["class", *data["all"]]
-    rows = [[f"`{name}`" if name != "all" else name, *map(str, row.values())] for name, row in data.items()]
-    return table(header, rows)
+def planted():
+    """A row for each paragraph that planted bugs break, as "memory_ordering: Puts"."""
+    data = json.loads((RESULTS / "planted.json").read_text())
+    paragraphs = [name.partition(": ") for name in data]
+    links = [f"[{words}]({page}.md)" if words else page for page, _, words in paragraphs]
+    rows = [[link, *map(str, row.values())] for link, row in zip(links, data.values(), strict=True)]
+    return table(["paragraph", *data["all"]], rows)
 
 
 def numba_features():

@@ -300,7 +300,7 @@ def test_a_flag_that_a_rank_has_already(pes, passed_on, held_by):
             pes(2).run(main)
 
 
-# ---- races (tests/emu/faults/test_fault_multimem.py has more)
+# ---- races (tests/planted/multicast.py has more)
 
 
 def send_and_read(how, fence=None):

@@ -1,6 +1,6 @@
 """Bulk copies and tensor cores on the emulator: what may not be changed, or left, while they are under way,
 and which stores of threads they do not see. (What they compute: test_gemm_sm90.py. Bugs of kernels:
-faults/test_fault_async.py.)"""
+planted/tma.py.)"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Data races: which pairs of accesses are reported, how, and which are not. (faults/ has many more.)"""
+"""Data races: which pairs of accesses are reported, how, and which are not. (planted/ has many more.)"""
 
 import gc
 import tracemalloc

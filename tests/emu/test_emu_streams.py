@@ -6,11 +6,8 @@ from emulated import spmd
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.device import (
-    notify,
-    rank,
-    wait,
-)
+from shmemkit.device import notify, rank, wait
+from shmemkit.emu import DeadlockError
 
 
 @cuda.jit
@@ -245,3 +242,49 @@ def test_misused_captures():
             event.synchronize()
         with pytest.raises(RuntimeError, match="capture that has ended"):
             cuda.stream().wait_event(event)
+
+
+# ---- host programs
+
+
+def test_what_needs_no_order():
+    """Other elements, views that are only made, and kernels of the same stream; who waits for a value."""
+
+    @cuda.jit
+    def add(box):
+        box[0] += 1
+
+    def main(world):
+        box, side = sk.zeros((2, 2), "int32", "box"), cuda.stream()
+        add[1, 1, side](box[1])
+        box[0, 1] = 3
+        box[0][0] = 4
+        assert box.shape == np.shape(box) == (2, 2) and box[1:].T.reshape(-1).size == 2
+        add[1, 1, world.stream](box[0])
+        total = (box[0] * 2).sum()  # waits for the World's stream
+        add[1, 1, side](box[0])
+        side.synchronize()
+        return int(total), box.tolist()
+
+    assert spmd(1, main, races=True) == [(16, [[6, 3], [1, 0]])]
+
+
+def test_host_that_reads_behind_a_kernel_that_waits_for_it():
+    """A store waits on the stream, as on a GPU, and the host goes on; a read never returns."""
+
+    @cuda.jit
+    def stuck(flag):
+        wait(flag, 1, "sys", "acquire", 1)
+
+    def main(world, by_store):
+        flag, box = sk.signals(1, "flag"), sk.zeros(1, "int32", "box")
+        stuck[1, 1, world.stream](flag)
+        box[0] = 5
+        if by_store:
+            release = world.backend.memory_operations([("write", flag, 1)])
+            release(world.backend.new_stream())
+        return int(box[0])
+
+    assert spmd(1, lambda world: main(world, True), races=True) == [5]
+    with pytest.raises(DeadlockError, match="its host program waits for its stream, which runs stuck"):
+        spmd(1, lambda world: main(world, False), races=True)

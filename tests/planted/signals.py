@@ -1,9 +1,7 @@
 """Bugs of waiting and notifying."""
 
-from fault import DeadlockError, EmulatorError, RaceError, fault, result
 from numba import cuda
 
-import shmemkit as sk
 from shmemkit.device import (
     ld_acquire,
     notify,
@@ -15,10 +13,13 @@ from shmemkit.device import (
     threadfence,
     wait,
 )
+from shmemkit.emu import DeadlockError, EmulatorError, RaceError
+
+from .plant import ATOMICS, BOUNDS, COUNTS, RELEASE, WAITS, ints, launches, planted, signals
 
 
-@fault(RaceError, "slot", "wait", right=[[-1], [7]])
-def test_missing_wait(correct):
+@planted(RaceError, RELEASE, "slot", "wait", right=[[-1], [7]])
+def missing_wait(correct):
     """The receiver reads its slot without waiting for the signal."""
 
     @cuda.jit
@@ -31,11 +32,11 @@ def test_missing_wait(correct):
                 wait(full, 1, "sys", "acquire", 1)
             out[0] = slot[0]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(RaceError, "slot", "give it after", right=[[-1], [7]])
-def test_signal_set_too_early(correct):
+@planted(RaceError, RELEASE, "slot", "give it after", right=[[-1], [7]])
+def signal_set_too_early(correct):
     """The sender notifies before it stores."""
 
     @cuda.jit
@@ -50,11 +51,11 @@ def test_signal_set_too_early(correct):
             wait(full, 1, "sys", "acquire", 1)
             out[0] = slot[0]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(RaceError, "slots", right=[[-1, -1], [10, 11]])
-def test_waits_for_the_signal_of_another_slot(correct):
+@planted(RaceError, RELEASE, "slots", right=[[-1, -1], [10, 11]])
+def waits_for_the_signal_of_another_slot(correct):
     """Item 1 is read after a wait for the signal of slot 0."""
 
     @cuda.jit
@@ -67,11 +68,11 @@ def test_waits_for_the_signal_of_another_slot(correct):
                 wait(full[i if correct else 0 :], 1, "sys", "acquire", 1)
                 out[i] = slots[i]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(2, "int32"), sk.signals(2), out=2)
+    return launches(kernel, ints(2), signals(2), out=2)
 
 
-@fault(DeadlockError, "waits for full[0] on rank 1 == 0, now 1", right=[[-1] * 4, [10, 11, 12, 13]])
-def test_wrong_parity(correct):
+@planted(DeadlockError, COUNTS, "waits for full[0] on rank 1 == 0, now 1", right=[[-1] * 4, [10, 11, 12, 13]])
+def wrong_parity(correct):
     """A flag that alternates between 1 and 0 is expected to begin with 0."""
 
     @cuda.jit
@@ -87,13 +88,11 @@ def test_wrong_parity(correct):
                 out[i] = slot[0]
                 notify(empty, 0, parity)
 
-    return lambda world: result(
-        world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1), sk.signals(1), out=4
-    )
+    return launches(kernel, ints(), signals(), signals(), out=4)
 
 
-@fault(RaceError, "slot", right=[[-1] * 3, [10, 11, 12]], seed=8)
-def test_waits_for_the_round_before(correct):
+@planted(RaceError, COUNTS, "slot", right=[[-1] * 3, [10, 11, 12]], seed=8)
+def waits_for_the_round_before(correct):
     """Off by one: the receiver of item i waits until the slot has been filled i times, not i + 1."""
 
     @cuda.jit
@@ -108,13 +107,11 @@ def test_waits_for_the_round_before(correct):
                 out[i] = slot[0]  # first
                 notify(empty, 0, i + 1)
 
-    return lambda world: result(
-        world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1), sk.signals(1), out=3
-    )
+    return launches(kernel, ints(), signals(), signals(), out=3)
 
 
-@fault(RaceError, "inbox", right=[[12], [10], [11]], pes=3)
-def test_notifies_the_wrong_peer(correct):
+@planted(RaceError, RELEASE, "inbox", right=[[12], [10], [11]], ranks=3)
+def notifies_the_wrong_peer(correct):
     """In a ring, each rank stores to the next one and notifies itself."""
 
     @cuda.jit
@@ -125,11 +122,11 @@ def test_notifies_the_wrong_peer(correct):
         wait(arrived, 1, "sys", "acquire", 1)
         out[0] = inbox[0]  # first second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(EmulatorError, "rank 2", right=[[12], [10], [11]], pes=3)
-def test_ring_that_is_not_closed(correct):
+@planted(EmulatorError, BOUNDS, "rank 2", right=[[12], [10], [11]], ranks=3)
+def ring_that_is_not_closed(correct):
     """The last rank's neighbour is a rank that there is not."""
 
     @cuda.jit
@@ -140,11 +137,11 @@ def test_ring_that_is_not_closed(correct):
         wait(arrived, 1, "sys", "acquire", 1)
         out[0] = inbox[0]
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(DeadlockError, "waits for full[0] on rank 1 >= 2, now 1", right=[[-1], [23]])
-def test_signal_never_reached(correct):
+@planted(DeadlockError, COUNTS, "waits for full[0] on rank 1 >= 2, now 1", right=[[-1], [23]])
+def signal_never_reached(correct):
     """The sender sets the signal to 1 twice; the receiver waits for 2."""
 
     @cuda.jit
@@ -157,11 +154,11 @@ def test_signal_never_reached(correct):
             wait(full, 1, "sys", "acquire", 2)
             out[0] = slots[0] + slots[1]
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(2, "int32"), sk.signals(1))
+    return launches(kernel, ints(2), signals())
 
 
-@fault(DeadlockError, "waits for full[0] on rank 1 >= 1, now 0", right=[[-1, -1], [10, 11]])
-def test_signal_reset_after_the_next_one_has_come(correct):
+@planted(DeadlockError, COUNTS, "waits for full[0] on rank 1 >= 1, now 0", right=[[-1, -1], [10, 11]])
+def signal_reset_after_the_next_one_has_come(correct):
     """The receiver sets the signal back to 0 for the next item, whose signal may be there already."""
 
     @cuda.jit
@@ -176,11 +173,11 @@ def test_signal_reset_after_the_next_one_has_come(correct):
                 if not correct:
                     st_release(full, 0, 0)
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(2, "int32"), sk.signals(1), out=2)
+    return launches(kernel, ints(2), signals(), out=2)
 
 
-@fault(RaceError, "slot", "relaxed", right=[[-1], [7]])
-def test_relaxed_wait(correct):
+@planted(RaceError, RELEASE, "slot", "relaxed", right=[[-1], [7]])
+def relaxed_wait(correct):
     """A relaxed wait orders nothing."""
 
     @cuda.jit
@@ -192,11 +189,11 @@ def test_relaxed_wait(correct):
             wait(full, 1, "sys", "acquire" if correct else "relaxed", 1)
             out[0] = slot[0]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(RaceError, "slot", "relaxed", right=[[-1], [7]])
-def test_relaxed_wait_without_a_fence(correct):
+@planted(RaceError, RELEASE, "slot", "relaxed", right=[[-1], [7]])
+def relaxed_wait_without_a_fence(correct):
     """A fence after a relaxed wait would order."""
 
     @cuda.jit
@@ -210,11 +207,11 @@ def test_relaxed_wait_without_a_fence(correct):
                 threadfence("sys", "acq_rel")
             out[0] = slot[0]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(RaceError, "full slot", "scope", right=[[-1], [7]])
-def test_release_at_gpu_scope_for_a_peer(correct):
+@planted(RaceError, RELEASE, "full slot", "scope", right=[[-1], [7]])
+def release_at_gpu_scope_for_a_peer(correct):
     """st_release to a peer's flag at scope "gpu"."""
 
     @cuda.jit
@@ -226,11 +223,11 @@ def test_release_at_gpu_scope_for_a_peer(correct):
             wait(full, 1, "sys", "acquire", 1)  # second
             out[0] = slot[0]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(RaceError, "full slot", "scope", right=[[-1], [7]])
-def test_addition_at_gpu_scope_for_a_peer(correct):
+@planted(RaceError, RELEASE, "full slot", "scope", right=[[-1], [7]])
+def addition_at_gpu_scope_for_a_peer(correct):
     """red_release to a peer's counter at scope "gpu"."""
 
     @cuda.jit
@@ -242,11 +239,11 @@ def test_addition_at_gpu_scope_for_a_peer(correct):
             wait(full, 1, "sys", "acquire", 1)  # second
             out[0] = slot[0]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(RaceError, "full slot", "scope", right=[[-1], [7]])
-def test_wait_at_gpu_scope_for_a_peer(correct):
+@planted(RaceError, RELEASE, "full slot", "scope", right=[[-1], [7]])
+def wait_at_gpu_scope_for_a_peer(correct):
     """The signal comes from another GPU; the wait names scope "gpu"."""
 
     @cuda.jit
@@ -258,11 +255,11 @@ def test_wait_at_gpu_scope_for_a_peer(correct):
             wait(full, 1, "sys" if correct else "gpu", "acquire", 1)  # second
             out[0] = slot[0]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(RaceError, "full slot", "scope", right=[[-1], [7]])
-def test_polling_at_gpu_scope_for_a_peer(correct):
+@planted(RaceError, RELEASE, "full slot", "scope", right=[[-1], [7]])
+def polling_at_gpu_scope_for_a_peer(correct):
     """The same with a loop of acquire loads."""
 
     @cuda.jit
@@ -275,11 +272,11 @@ def test_polling_at_gpu_scope_for_a_peer(correct):
                 pass
             out[0] = slot[0]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(RaceError, "full slot", right=[[-1], [7]])
-def test_ordinary_store_as_a_signal(correct):
+@planted(RaceError, ATOMICS, "full slot", right=[[-1], [7]])
+def ordinary_store_as_a_signal(correct):
     """An ordinary store publishes nothing, and is no store that others may poll for."""
 
     @cuda.jit
@@ -294,11 +291,11 @@ def test_ordinary_store_as_a_signal(correct):
             wait(full, 1, "sys", "acquire", 1)  # second
             out[0] = slot[0]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.signals(1))
+    return launches(kernel, ints(), signals())
 
 
-@fault(RaceError, "full", right=[[-1], [0]])
-def test_ordinary_load_of_a_signal(correct):
+@planted(RaceError, ATOMICS, "full", right=[[-1], [0]])
+def ordinary_load_of_a_signal(correct):
     """What is to be done next depends on a signal that is read by an ordinary load."""
 
     @cuda.jit
@@ -312,11 +309,11 @@ def test_ordinary_load_of_a_signal(correct):
             elif full[0] == 2:  # second
                 out[0] = 1
 
-    return lambda world: result(world, kernel[1, 1], sk.signals(1))
+    return launches(kernel, signals())
 
 
-@fault(RaceError, "inbox", right=[[60], [60], [60]], pes=3)
-def test_waits_for_one_of_several_signals(correct):
+@planted(RaceError, COUNTS, "inbox", right=[[60], [60], [60]], ranks=3)
+def waits_for_one_of_several_signals(correct):
     """Everybody's part is read after a wait for one of the parts."""
 
     @cuda.jit
@@ -331,11 +328,11 @@ def test_waits_for_one_of_several_signals(correct):
             total += inbox[i]  # first second
         out[0] = total
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(3, "int32"), sk.signals(3))
+    return launches(kernel, ints(3), signals(3))
 
 
-@fault(RaceError, "inbox", right=[[60], [60], [60]], pes=3)
-def test_waits_for_one_of_several_arrivals(correct):
+@planted(RaceError, COUNTS, "inbox", right=[[60], [60], [60]], ranks=3)
+def waits_for_one_of_several_arrivals(correct):
     """All senders add to one counter; the receiver goes on after the first."""
 
     @cuda.jit
@@ -350,4 +347,109 @@ def test_waits_for_one_of_several_arrivals(correct):
             total += inbox[i]  # first second
         out[0] = total
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(3, "int32"), sk.signals(1))
+    return launches(kernel, ints(3), signals())
+
+
+@planted(RaceError, RELEASE, "slot", "relaxed", right=[[-1], [7]])
+def fence_before_the_relaxed_wait(correct):
+    """The fence has to follow the wait; before it, it orders other things."""
+
+    @cuda.jit
+    def kernel(slot, full, out):
+        if rank() == 0:
+            symm_at(slot, 1)[0] = 7  # first
+            notify(full, 1, 1)
+        else:
+            if not correct:
+                threadfence("sys")
+            wait(full, 1, "sys", "relaxed", 1)
+            if correct:
+                threadfence("sys")
+            out[0] = slot[0]  # second
+
+    return launches(kernel, ints(), signals())
+
+
+@planted(RaceError, RELEASE, "slot", right=[[-1], [7]])
+def fence_at_gpu_scope_for_a_peer(correct):
+    """The wait is of scope "sys", but the fence behind it does not include the other GPU's thread."""
+
+    @cuda.jit
+    def kernel(slot, full, out):
+        if rank() == 0:
+            symm_at(slot, 1)[0] = 7  # first
+            notify(full, 1, 1)
+        else:
+            wait(full, 1, "sys", "relaxed", 1)
+            threadfence("sys" if correct else "gpu")
+            out[0] = slot[0]  # second
+
+    return launches(kernel, ints(), signals())
+
+
+@planted(RaceError, RELEASE, "slot", "relaxed", right=[[7]], ranks=1)
+def relaxed_wait_of_a_block(correct):
+    """Both blocks run on one GPU, which scope "gpu" includes; the wait has to acquire all the same."""
+
+    @cuda.jit
+    def kernel(slot, full, out):
+        if cuda.blockIdx.x == 0:
+            slot[0] = 7  # first
+            st_release(full, 0, 1, "gpu")
+        else:
+            wait(full, 1, "gpu", "acquire" if correct else "relaxed", 1)
+            out[0] = slot[0]  # second
+
+    return launches(kernel, ints(), signals(), blocks=2)
+
+
+@planted(RaceError, WAITS, "slots", right=[[-1], [13]])
+def waits_for_the_first_of_two_releases(correct):
+    """A wait for 1 may see the first release, which does not publish what was stored after it."""
+
+    @cuda.jit
+    def kernel(slots, full, out):
+        if rank() == 0:
+            for i in range(2):
+                symm_at(slots, 1)[i] = 6 + i  # first
+                notify(full, 1, i + 1)
+        else:
+            wait(full, 1, "sys", "acquire", 2 if correct else 1)
+            out[0] = slots[0] + slots[1]  # second
+
+    return launches(kernel, ints(2), signals())
+
+
+@planted(RaceError, COUNTS, "parts", right=[[6]], ranks=1)
+def first_of_several_releases(correct):
+    """A count of 1 is one block's addition, and the others' stores are read, too."""
+
+    @cuda.jit
+    def kernel(parts, count, out):
+        b = cuda.blockIdx.x
+        if b < 3:
+            parts[b] = b + 1  # first
+            red_release(count, 0, 1, "gpu")
+        else:
+            wait(count, 1, "gpu", "acquire", 3 if correct else 1)
+            out[0] = parts[0] + parts[1] + parts[2]  # second
+
+    return launches(kernel, ints(3), signals(), blocks=4)
+
+
+@planted(RaceError, RELEASE, "slot", right=[[1]], ranks=1, seed=2)
+def data_is_read_whether_or_not_the_flag_is_set(correct):
+    """One look at the flag: if the release has not been seen, the data are to be left alone."""
+
+    @cuda.jit
+    def kernel(slot, full, out):
+        if cuda.blockIdx.x == 0:
+            slot[0] = 7  # first
+            st_release(full, 0, 1, "gpu")
+        else:
+            out[0] = 1
+            is_set = ld_acquire(full, 0, "gpu") == 1
+            if (is_set or not correct) and slot[0] != 7:  # second
+                out[0] = 0
+
+    return launches(kernel, ints(), signals(), blocks=2)

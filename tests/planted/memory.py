@@ -1,12 +1,13 @@
 """Bugs of symmetric memory that was freed."""
 
 import numpy as np
-import pytest
-from fault import HEAP, UseAfterFreeError, fault, result
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.device import notify, num_ranks, put_nbi, rank, symm_at, wait
+from shmemkit.device import num_ranks, put_nbi, rank, symm_at
+from shmemkit.emu import UseAfterFreeError
+
+from .plant import FREED, planted
 
 
 @cuda.jit
@@ -32,8 +33,8 @@ def filled(world, launch):
     return seen
 
 
-@fault(UseAfterFreeError, "box (int32)", "store_next[1, 1", "sk.free(box)", right=[[11], [10]])
-def test_launch_after_free(correct):
+@planted(UseAfterFreeError, FREED, "box (int32)", "store_next[1, 1", "sk.free(box)", right=[[11], [10]])
+def launch_after_free(correct):
     """A kernel gets an array that was freed, while another one has been made since."""
 
     def launch(box, free):
@@ -48,8 +49,8 @@ def test_launch_after_free(correct):
     return lambda world: filled(world, launch)
 
 
-@fault(UseAfterFreeError, "box (int32)", "graph.launch()", "sk.free(box)", right=[[11], [10]])
-def test_graph_of_freed_array(correct):
+@planted(UseAfterFreeError, FREED, "box (int32)", "graph.launch()", "sk.free(box)", right=[[11], [10]])
+def graph_of_freed_array(correct):
     """A graph is launched again after an array of its kernel was freed."""
 
     def launch(box, free):
@@ -67,8 +68,8 @@ def test_graph_of_freed_array(correct):
     return lambda world: filled(world, launch)
 
 
-@fault(UseAfterFreeError, "all_reduce", "graph.launch()", "reduce.free()", right=[[3.0], [3.0]])
-def test_graph_of_freed_object(correct):
+@planted(UseAfterFreeError, FREED, "all_reduce", "graph.launch()", "reduce.free()", right=[[3.0], [3.0]])
+def graph_of_freed_object(correct):
     """A graph calls an AllReduce that was freed; its slots may be another object's."""
 
     def main(world):
@@ -87,8 +88,8 @@ def test_graph_of_freed_object(correct):
     return main
 
 
-@fault(UseAfterFreeError, "box (int32)", "put_next[1, 1", "sk.free(box)", right=[[11], [10]])
-def test_put_after_free(correct):
+@planted(UseAfterFreeError, FREED, "box (int32)", "put_next[1, 1", "sk.free(box)", right=[[11], [10]])
+def put_after_free(correct):
     """A put to freed memory. The twin frees what a put is under way to: that completes it, as NVSHMEM's free
     begins with a barrier of all PEs."""
 
@@ -107,8 +108,8 @@ def test_put_after_free(correct):
     return main
 
 
-@fault(UseAfterFreeError, "box (int32)", "store_next[1, 1]", "sk.free(box)", right=[[1], [1]])
-def test_slice_of_freed_array(correct):
+@planted(UseAfterFreeError, FREED, "box (int32)", "store_next[1, 1]", "sk.free(box)", right=[[1], [1]])
+def slice_of_freed_array(correct):
     """Part of the array is used: it was freed as well."""
 
     def main(world):
@@ -123,8 +124,8 @@ def test_slice_of_freed_array(correct):
     return main
 
 
-@fault(UseAfterFreeError, "box (int32)", "copy", "sk.free(box)", right=[[7], [7]])
-def test_host_copy_of_freed_array(correct):
+@planted(UseAfterFreeError, FREED, "box (int32)", "copy", "sk.free(box)", right=[[7], [7]])
+def host_copy_of_freed_array(correct):
     """The host copies the result after it has given it back."""
 
     def main(world):
@@ -138,14 +139,15 @@ def test_host_copy_of_freed_array(correct):
     return main
 
 
-@fault(
+@planted(
     UseAfterFreeError,
+    FREED,
     "box (int32)",
     "store_next[1, 1, world.stream](there)",
     "sk.free(box)",
     right=[[1], [1]],
 )
-def test_peer_view_of_freed_array(correct):
+def peer_view_of_freed_array(correct):
     """The host holds a view of the other rank's part longer than the array lives."""
 
     @cuda.jit
@@ -163,46 +165,3 @@ def test_peer_view_of_freed_array(correct):
         store_next[1, 1, world.stream](there)
 
     return main
-
-
-@pytest.mark.parametrize("races", [False, True])
-def test_freed_memory_rests(races):
-    """While there is room elsewhere, nobody gets it; then the oldest first."""
-
-    def main():
-        sk.init()
-        first, second = sk.zeros(64, "int32", "first"), sk.zeros(64, "int32", "second")
-        addresses = [array.ctypes.data for array in (first, second)]
-        sk.free(first)
-        sk.free(second)
-        others = [sk.zeros(64, "int32") for _ in range(HEAP // 256 - 3)]
-        assert not {array.ctypes.data for array in others} & set(addresses)
-        assert sk.zeros(64, "int32").ctypes.data == addresses[0]
-        with pytest.raises(UseAfterFreeError, match="second"):
-            store_next[1, 1](second)
-        return sk.zeros(64, "int32").ctypes.data == addresses[1]
-
-    assert sk.emu.run(main, 2, races=races, heap_size=HEAP) == [True, True]
-
-
-def test_flag_of_freed_memory_is_not_known():
-    """What a signal of freed memory has told is forgotten: another array at its place begins anew."""
-
-    @cuda.jit
-    def ping(flags, out):
-        other = 1 - rank()
-        notify(flags, other, 1)
-        wait(flags, 1, "sys", "acquire", 1)
-        out[0] += 1
-
-    def main(world, out):
-        for _ in range(3):
-            flags = sk.signals(HEAP // 8 - 256)
-            ping[1, 1](flags, out)
-            sk.free(flags)
-
-    def run():
-        world = sk.init()
-        return result(world, lambda out: (out.fill(0), main(world, out)))
-
-    assert sk.emu.run(run, 2, races=True, heap_size=HEAP) == [[3], [3]]

@@ -1,7 +1,6 @@
 """Bugs that one lucky order hides: a barrier, wait, signal or atomic orders less than it seems to."""
 
 import numpy as np
-from fault import EmulatorError, RaceError, fault, result
 from numba import cuda
 
 import shmemkit as sk
@@ -33,17 +32,34 @@ from shmemkit.device import (
     wait,
     wait_block,
 )
+from shmemkit.emu import EmulatorError, RaceError
 
-
-def ints(n):
-    return sk.zeros(n, "int32")
-
+from .plant import (
+    ATOMICS,
+    BARRIERS,
+    COLLECTIVES,
+    COUNTS,
+    CREDITS,
+    PUTS,
+    RELEASE,
+    SIGNALS,
+    SPINNING,
+    STREAMS,
+    WAITS,
+    filled,
+    ints,
+    launches,
+    planted,
+    private,
+    result,
+    signals,
+)
 
 # ---- barriers of ranks and collectives: what comes before them on each rank, and nothing later
 
 
-@fault(RaceError, "halo", right=[[-1, 12, 22, 32], [-1, 10, 20, 30], [-1, 11, 21, 31]], pes=3)
-def test_halo_with_two_buffers_that_change_too_rarely(correct):
+@planted(RaceError, BARRIERS, "halo", right=[[-1, 12, 22, 32], [-1, 10, 20, 30], [-1, 11, 21, 31]], ranks=3)
+def halo_with_two_buffers_that_change_too_rarely(correct):
     """Steps 2 and 3 have the same buffer: the barrier of step 2 is before the neighbour's load of step 2."""
 
     @cuda.jit
@@ -55,11 +71,11 @@ def test_halo_with_two_buffers_that_change_too_rarely(correct):
             barrier_all()
             out[i] = halo[buffer]  # first second
 
-    return lambda world: result(world, kernel[1, 1], ints(2), out=4)
+    return launches(kernel, ints(2), out=4)
 
 
-@fault(RaceError, "bins", right=[[2, 2], [2, 2]])
-def test_counter_cleared_while_others_count_for_the_next_round(correct):
+@planted(RaceError, BARRIERS, "bins", right=[[2, 2], [2, 2]])
+def counter_cleared_while_others_count_for_the_next_round(correct):
     """The owner clears its bin after the barrier; another rank may already count for the next round."""
 
     @cuda.jit
@@ -73,11 +89,11 @@ def test_counter_cleared_while_others_count_for_the_next_round(correct):
             if correct:
                 sync_all()
 
-    return lambda world: result(world, kernel[1, 1], ints(1), out=2)
+    return launches(kernel, ints(), out=2)
 
 
-@fault(RaceError, "parts", right=[[11, 13], [10, 12]])
-def test_part_refilled_by_a_block_that_has_not_met_the_readers(correct):
+@planted(RaceError, BARRIERS, "parts", right=[[11, 13], [10, 12]])
+def part_refilled_by_a_block_that_has_not_met_the_readers(correct):
     """Each block fills its part for the next round as soon as the peer may read that of this round."""
 
     @cuda.jit
@@ -91,11 +107,11 @@ def test_part_refilled_by_a_block_that_has_not_met_the_readers(correct):
             if correct:
                 sync_all_block()
 
-    return lambda world: result(world, kernel[1, 2], ints(2), out=2)
+    return launches(kernel, ints(2), threads=2, out=2)
 
 
-@fault(RaceError, "inbox", right=[[30], [-1], [-1]], pes=3)
-def test_root_reads_what_others_sent_before_the_broadcast(correct):
+@planted(RaceError, COLLECTIVES, "inbox", right=[[30], [-1], [-1]], ranks=3)
+def root_reads_what_others_sent_before_the_broadcast(correct):
     """A broadcast orders after its root alone; the root itself has waited for nobody."""
 
     @cuda.jit
@@ -108,11 +124,11 @@ def test_root_reads_what_others_sent_before_the_broadcast(correct):
         if rank() == 0:
             out[0] = inbox[0] + inbox[1] + inbox[2]  # first second
 
-    return lambda world: result(world, kernel[1, 1], ints(3), ints(3), ints(1))
+    return launches(kernel, ints(3), ints(3), ints())
 
 
-@fault(RaceError, "dst", right=[[7], [7], [7]], pes=3)
-def test_dst_of_a_broadcast_read_before_it(correct):
+@planted(RaceError, COLLECTIVES, "dst", right=[[7], [7], [7]], ranks=3)
+def dst_of_a_broadcast_read_before_it(correct):
     """A rank still reads dst when the root has entered the broadcast, which may write it from then on."""
 
     @cuda.jit
@@ -124,14 +140,14 @@ def test_dst_of_a_broadcast_read_before_it(correct):
         broadcast(Teams.TEAM_WORLD, dst, src, 1)  # first second
         out[0] = dst[0]
 
-    return lambda world: result(world, kernel[1, 1], ints(1), sk.full(1, 7, "int32"))
+    return launches(kernel, ints(), filled(7))
 
 
 # ---- waits: the first value that satisfies them
 
 
-@fault(RaceError, "slots", right=[[-1] * 5, [10, 11, 12, 13, 14]])
-def test_two_slots_whose_sender_waits_one_item_short(correct):
+@planted(RaceError, CREDITS, "slots", right=[[-1] * 5, [10, 11, 12, 13, 14]])
+def two_slots_whose_sender_waits_one_item_short(correct):
     """Item i goes to slot i % 2 when item i - 2 has been read: the sender waits for item i - 3 alone."""
 
     @cuda.jit
@@ -146,11 +162,11 @@ def test_two_slots_whose_sender_waits_one_item_short(correct):
                 out[i] = slots[i % 2]  # second
                 notify(empty, 0, i + 1)
 
-    return lambda world: result(world, kernel[1, 1], ints(2), sk.signals(1), sk.signals(1), out=5)
+    return launches(kernel, ints(2), signals(), signals(), out=5)
 
 
-@fault(RaceError, "items", right=[[-1] * 4, [10, 11, 12, 13]])
-def test_takes_more_of_a_batch_than_its_wait_has_seen(correct):
+@planted(RaceError, WAITS, "items", right=[[-1] * 4, [10, 11, 12, 13]])
+def takes_more_of_a_batch_than_its_wait_has_seen(correct):
     """The consumer waits for one item, and takes two. What the wait returns says how many there are."""
 
     @cuda.jit
@@ -169,11 +185,11 @@ def test_takes_more_of_a_batch_than_its_wait_has_seen(correct):
                     out[head] = items[head]  # second
                     head += 1
 
-    return lambda world: result(world, kernel[1, 1], ints(4), sk.signals(1), out=4)
+    return launches(kernel, ints(4), signals(), out=4)
 
 
-@fault(RaceError, "slot", right=[[-1] * 3, [-1] * 3, [10, 11, 12]], pes=3)
-def test_relay_that_acknowledges_before_the_next_rank_has_read(correct):
+@planted(RaceError, CREDITS, "slot", right=[[-1] * 3, [-1] * 3, [10, 11, 12]], ranks=3)
+def relay_that_acknowledges_before_the_next_rank_has_read(correct):
     """Rank 1 passes on by its one slot, and does not wait until rank 2 has read the item before."""
 
     @cuda.jit
@@ -191,11 +207,11 @@ def test_relay_that_acknowledges_before_the_next_rank_has_read(correct):
             if rank() > 0:
                 notify(empty, rank() - 1, i + 1)
 
-    return lambda world: result(world, kernel[1, 1], ints(1), sk.signals(1), sk.signals(1), out=3)
+    return launches(kernel, ints(), signals(), signals(), out=3)
 
 
-@fault(RaceError, "parts", right=[[21], [21], [21]], pes=3)
-def test_block_waits_for_the_count_of_the_round_before(correct):
+@planted(RaceError, COUNTS, "parts", right=[[21], [21], [21]], ranks=3)
+def block_waits_for_the_count_of_the_round_before(correct):
     """All ranks add to a counter; in round 1 the wait is for the arrivals of round 0."""
 
     @cuda.jit
@@ -215,11 +231,11 @@ def test_block_waits_for_the_count_of_the_round_before(correct):
                         total += parts[s, pe]  # first second
                 out[0] = total
 
-    return lambda world: result(world, kernel[1, 4], ints((2, 3)), sk.signals(1))
+    return launches(kernel, ints((2, 3)), signals(), threads=4)
 
 
-@fault(RaceError, "full slot", right=[[-1] * 3, [10, 11, 12]])
-def test_flag_reset_after_the_answer(correct):
+@planted(RaceError, SIGNALS, "full slot", right=[[-1] * 3, [10, 11, 12]])
+def flag_reset_after_the_answer(correct):
     """A flag is set, reset and set again. A receiver that answers first may reset the next item's flag."""
 
     @cuda.jit
@@ -239,11 +255,11 @@ def test_flag_reset_after_the_answer(correct):
                 if correct:
                     notify(empty, 0, 1)
 
-    return lambda world: result(world, kernel[1, 1], ints(1), sk.signals(1), sk.signals(1), out=3)
+    return launches(kernel, ints(), signals(), signals(), out=3)
 
 
-@fault(RaceError, "total", right=[[6]], pes=1)
-def test_one_before_the_last_arriver_adds_up(correct):
+@planted(RaceError, RELEASE, "total", right=[[6]], ranks=1)
+def one_before_the_last_arriver_adds_up(correct):
     """The last of three blocks, by a counter, adds up; here the one before it does."""
 
     @cuda.jit
@@ -254,11 +270,11 @@ def test_one_before_the_last_arriver_adds_up(correct):
             cuda.threadfence()
             out[0] = total[0] + total[1] + total[2]  # first second
 
-    return lambda world: result(world, kernel[3, 1], np.zeros(3, "int32"), np.zeros(1, "int32"))
+    return launches(kernel, private(3), private(), blocks=3)
 
 
-@fault(RaceError, "account", right=[[40]], pes=1)
-def test_lock_is_given_back_before_the_store(correct):
+@planted(RaceError, RELEASE, "account", right=[[40]], ranks=1)
+def lock_is_given_back_before_the_store(correct):
     """The load is under the lock, the store behind it."""
 
     @cuda.jit
@@ -286,8 +302,8 @@ def test_lock_is_given_back_before_the_store(correct):
 # ---- signals that are set
 
 
-@fault(RaceError, "done", "set", right=[[-1], [30]])
-def test_two_blocks_set_one_signal(correct):
+@planted(RaceError, SIGNALS, "done", "set", right=[[-1], [30]])
+def two_blocks_set_one_signal(correct):
     """Both blocks set the peer's signal to 1; the peer cannot tell which of them is done."""
 
     @cuda.jit
@@ -303,11 +319,11 @@ def test_two_blocks_set_one_signal(correct):
             wait(done, 1, "sys", "acquire", 2)
             out[0] = parts[0] + parts[1]
 
-    return lambda world: result(world, kernel[2, 1], ints(2), sk.signals(1))
+    return launches(kernel, ints(2), signals(), blocks=2)
 
 
-@fault(RaceError, "progress", "set", right=[[-1], [3]])
-def test_progress_set_by_messages_without_a_fence(correct):
+@planted(RaceError, SIGNALS, "progress", "set", right=[[-1], [3]])
+def progress_set_by_messages_without_a_fence(correct):
     """Two messages of one thread may overtake each other: the signal may go back."""
 
     @cuda.jit
@@ -321,11 +337,11 @@ def test_progress_set_by_messages_without_a_fence(correct):
             signal_wait_until(progress, Compare.CMP_GE, 3)
             out[0] = progress[0] if correct else 3
 
-    return lambda world: result(world, kernel[1, 1], sk.signals(1))
+    return launches(kernel, signals())
 
 
-@fault(RaceError, "arrived", "set", right=[[2, 2], [-1, -1], [-1, -1]], pes=3)
-def test_counter_reset_while_others_add(correct):
+@planted(RaceError, SIGNALS, "arrived", "set", right=[[2, 2], [-1, -1], [-1, -1]], ranks=3)
+def counter_reset_while_others_add(correct):
     """The receiver resets the counter, and lets the senders go on before that."""
 
     @cuda.jit
@@ -344,11 +360,11 @@ def test_counter_reset_while_others_add(correct):
                 if not correct:
                     st_release(arrived, 0, 0)  # first second
 
-    return lambda world: result(world, kernel[1, 1], sk.signals(1), sk.signals(1), out=2)
+    return launches(kernel, signals(), signals(), out=2)
 
 
-@fault(RaceError, "flag", right=[[1], [1]])
-def test_store_by_notify_where_any_order_will_do(correct):
+@planted(RaceError, SIGNALS, "flag", right=[[1], [1]])
+def store_by_notify_where_any_order_will_do(correct):
     """Both ranks say the same to rank 0, in whatever order. That is for atomic_set: a signal stands for
     what came before it."""
 
@@ -361,14 +377,14 @@ def test_store_by_notify_where_any_order_will_do(correct):
         barrier_all()
         out[0] = 1
 
-    return lambda world: result(world, kernel[1, 1], sk.signals(1))
+    return launches(kernel, signals())
 
 
 # ---- atomics
 
 
-@fault(RaceError, "whole", right=[[3], [3]])
-def test_counter_of_64_bits_added_to_as_32(correct):
+@planted(RaceError, ATOMICS, "whole", right=[[3], [3]])
+def counter_of_64_bits_added_to_as_32(correct):
     """Rank 1 counts in the lower half of the words that rank 0 counts in."""
 
     @cuda.jit
@@ -387,8 +403,8 @@ def test_counter_of_64_bits_added_to_as_32(correct):
     return main
 
 
-@fault(RaceError, "word", right=[[5], [5]])
-def test_fetched_while_it_is_stored(correct):
+@planted(RaceError, ATOMICS, "word", right=[[5], [5]])
+def fetched_while_it_is_stored(correct):
     """atomic_fetch goes with another rank's ordinary load, and not with its store."""
 
     @cuda.jit
@@ -400,14 +416,14 @@ def test_fetched_while_it_is_stored(correct):
         else:
             word[0] = 5  # first second
 
-    return lambda world: result(world, kernel[1, 1], sk.full(1, 5, "int32"))
+    return launches(kernel, filled(5))
 
 
 # ---- loops on ordinary loads; p and g
 
 
-@fault(EmulatorError, "spins on an ordinary load", "while ready[0] == 0:", right=[[7]], pes=1)
-def test_block_spins_on_an_ordinary_load(correct):
+@planted(EmulatorError, SPINNING, "spins on an ordinary load", "while ready[0] == 0:", right=[[7]], ranks=1)
+def block_spins_on_an_ordinary_load(correct):
     """Block 0 polls the flag of block 1 by ordinary loads. That is an error in every schedule."""
 
     @cuda.jit
@@ -423,11 +439,11 @@ def test_block_spins_on_an_ordinary_load(correct):
             while ready[0] == 0:
                 pass
 
-    return lambda world: result(world, kernel[2, 1], np.zeros(1, "int32"), np.zeros(1, "uint32"))
+    return launches(kernel, private(), private(1, "uint32"), blocks=2)
 
 
-@fault(RaceError, "cell", "quiet", right=[[2], [-1]])
-def test_remote_increment_without_quiet(correct):
+@planted(RaceError, PUTS, "cell", "quiet", right=[[2], [-1]])
+def remote_increment_without_quiet(correct):
     """g may fetch the value of before the last p, which is still under way."""
 
     @cuda.jit
@@ -439,7 +455,7 @@ def test_remote_increment_without_quiet(correct):
                     quiet()
             out[0] = g(cell, 1) if correct else 2
 
-    return lambda world: result(world, kernel[1, 1], ints(1))
+    return launches(kernel, ints())
 
 
 # ---- hosts
@@ -455,12 +471,12 @@ def receive(box, out):
     out[0] = box[0]  # second
 
 
-@fault(RaceError, "box", right=[[11], [10]], source=(send, receive))
-def test_hosts_meet_while_their_kernels_run(correct):
+@planted(RaceError, STREAMS, "box", right=[[11], [10]], source=(send, receive))
+def hosts_meet_while_their_kernels_run(correct):
     """host_allgather waits for the host programs, and for no kernel."""
 
     def main(world):
-        box, out = ints(1), np.zeros(1, "int32")
+        box, out = sk.zeros(1, "int32"), np.zeros(1, "int32")
         send[1, 1, world.stream](box)
         if correct:
             world.stream.synchronize()

@@ -1,13 +1,13 @@
 """Bugs of symmetric memory that nobody has written."""
 
 import numpy as np
-import pytest
-from fault import UninitializedReadError, fault, result
 from numba import cuda
 
 import shmemkit as sk
-from shmemkit.device import get, ld_acquire, notify, num_ranks, put_signal, rank, symm_at, wait
-from shmemkit.device.enums import SignalOp
+from shmemkit.device import SignalOp, get, ld_acquire, notify, num_ranks, put_signal, rank, symm_at, wait
+from shmemkit.emu import UninitializedReadError
+
+from .plant import UNWRITTEN, launches, planted, result, signals
 
 
 @cuda.jit
@@ -15,8 +15,8 @@ def read_next(box, out):
     out[0] = symm_at(box, (rank() + 1) % num_ranks())[1]
 
 
-@fault(UninitializedReadError, "box[1] on rank", "read_next", "sk.empty(2", right=[[-1], [-1]])
-def test_nobody_has_filled_it(correct):
+@planted(UninitializedReadError, UNWRITTEN, "box[1] on rank", "read_next", "sk.empty(2", right=[[-1], [-1]])
+def nobody_has_filled_it(correct):
     """The program takes empty for zeros. The twin's host fills it with -1, which no kernel sees."""
 
     def main(world):
@@ -29,8 +29,8 @@ def test_nobody_has_filled_it(correct):
     return main
 
 
-@fault(UninitializedReadError, "sums[0] on rank", "sums[0] += 1", right=[[6], [6]])
-def test_sum_begins_with_garbage(correct):
+@planted(UninitializedReadError, UNWRITTEN, "sums[0] on rank", "sums[0] += 1", right=[[6], [6]])
+def sum_begins_with_garbage(correct):
     """A kernel adds to memory that it has not set."""
 
     @cuda.jit
@@ -40,11 +40,13 @@ def test_sum_begins_with_garbage(correct):
         sums[0] += 1
         out[0] = sums[0]
 
-    return lambda world: result(world, add[1, 1], sk.empty(1, "int32", "sums"))
+    return launches(add, lambda world: sk.empty(1, "int32", "sums"))
 
 
-@fault(UninitializedReadError, "outbox[0] on rank", "put_signal(", "sk.empty(4", right=[[7], [7]])
-def test_sends_what_it_never_wrote(correct):
+@planted(
+    UninitializedReadError, UNWRITTEN, "outbox[0] on rank", "put_signal(", "sk.empty(4", right=[[7], [7]]
+)
+def sends_what_it_never_wrote(correct):
     """A message of an outbox that nobody has filled. The twin's outbox has padding that nobody reads."""
 
     @cuda.jit
@@ -62,8 +64,8 @@ def test_sends_what_it_never_wrote(correct):
     return main
 
 
-@fault(UninitializedReadError, "flags[0] on rank", "ld_acquire", right=[[0], [0]])
-def test_flag_never_set(correct):
+@planted(UninitializedReadError, UNWRITTEN, "flags[0] on rank", "ld_acquire", right=[[0], [0]])
+def flag_never_set(correct):
     """A flag that was not zeroed is looked at."""
 
     @cuda.jit
@@ -77,8 +79,8 @@ def test_flag_never_set(correct):
     return main
 
 
-@fault(UninitializedReadError, "inbox[2] on rank", "out[0] = inbox[2]", right=[[11], [10]])
-def test_reads_beyond_what_came(correct):
+@planted(UninitializedReadError, UNWRITTEN, "inbox[2] on rank", "out[0] = inbox[2]", right=[[11], [10]])
+def reads_beyond_what_came(correct):
     """The message is shorter than what its receiver reads."""
 
     @cuda.jit
@@ -94,8 +96,8 @@ def test_reads_beyond_what_came(correct):
     return main
 
 
-@fault(UninitializedReadError, "theirs[0] on rank", "get(", right=[[3], [3]])
-def test_gets_what_was_never_written(correct):
+@planted(UninitializedReadError, UNWRITTEN, "theirs[0] on rank", "get(", right=[[3], [3]])
+def gets_what_was_never_written(correct):
     """The other rank's kernel, which was to write it, is missing."""
 
     @cuda.jit
@@ -116,8 +118,8 @@ def test_gets_what_was_never_written(correct):
     return main
 
 
-@fault(UninitializedReadError, "box[0] on rank 1", "out[0] = box[0]", right=[[-1], [1]])
-def test_another_array_is_filled(correct):
+@planted(UninitializedReadError, UNWRITTEN, "box[0] on rank 1", "out[0] = box[0]", right=[[-1], [1]])
+def another_array_is_filled(correct):
     """The sender writes next to what its receiver reads."""
 
     @cuda.jit
@@ -129,15 +131,4 @@ def test_another_array_is_filled(correct):
             wait(full, 1, "sys", "acquire", 1)
             out[0] = box[0]
 
-    return lambda world: result(world, send[1, 1], sk.empty(2, "int32", "box"), sk.signals(1))
-
-
-@pytest.mark.parametrize("races", [False, True])
-def test_can_be_turned_off(monkeypatch, races):
-    monkeypatch.setenv("SHMEMKIT_UNINITIALIZED", "0")
-
-    def main():
-        world = sk.init()
-        return result(world, lambda out: read_next[1, 1](sk.empty(2, "int32"), out))
-
-    assert len(sk.emu.run(main, 2, races=races)) == 2
+    return launches(send, lambda world: sk.empty(2, "int32", "box"), signals())

@@ -1,7 +1,6 @@
 """Bugs among the blocks of a grid: last blocks, barriers of a grid, locks, blocks that are not there."""
 
 import numpy as np
-from fault import WRONG, DeadlockError, RaceError, fault, result
 from numba import cuda
 
 import shmemkit as sk
@@ -19,10 +18,23 @@ from shmemkit.device import (
     threadfence,
     wait,
 )
+from shmemkit.emu import DeadlockError, RaceError
 
-
-def integers(n=1):
-    return np.zeros(n, "int32")
+from .plant import (
+    ATOMICS,
+    BARRIERS,
+    COUNTS,
+    PROGRESS,
+    RELEASE,
+    THREADS,
+    WRONG,
+    ints,
+    launches,
+    planted,
+    private,
+    result,
+    signals,
+)
 
 
 def last_block(fence="after", scope="gpu", barrier=True, reset=True):
@@ -52,49 +64,49 @@ def last_block(fence="after", scope="gpu", barrier=True, reset=True):
     return kernel
 
 
-@fault(RaceError, "parts", "release", right=[[15]], pes=1, source=[last_block])
-def test_last_block_without_threadfence(correct):
+@planted(RaceError, RELEASE, "parts", "release", right=[[15]], ranks=1, source=[last_block])
+def last_block_without_threadfence(correct):
     """The atomic counter orders nothing by itself: a fence before it publishes the block's part."""
     kernel = last_block(fence="after" if correct else None)
-    return lambda world: result(world, kernel[3, 2], integers(6), integers())
+    return launches(kernel, private(6), private(), blocks=3, threads=2)
 
 
-@fault(RaceError, "parts", right=[[15]], pes=1, source=[last_block])
-def test_last_block_without_syncthreads(correct):
+@planted(RaceError, THREADS, "parts", right=[[15]], ranks=1, source=[last_block])
+def last_block_without_syncthreads(correct):
     """Thread 0 counts its block as done while other threads still store."""
     kernel = last_block(barrier=correct)
-    return lambda world: result(world, kernel[3, 2], integers(6), integers())
+    return launches(kernel, private(6), private(), blocks=3, threads=2)
 
 
-@fault(RaceError, "parts", right=[[15]], pes=1, source=[last_block])
-def test_last_block_where_only_thread_0_fences_its_own(correct):
+@planted(RaceError, RELEASE, "parts", right=[[15]], ranks=1, source=[last_block])
+def last_block_where_only_thread_0_fences_its_own(correct):
     """A fence before the barrier is for the thread's own stores: then each thread needs one."""
     kernel = last_block(fence="all" if correct else "before")
-    return lambda world: result(world, kernel[3, 2], integers(6), integers())
+    return launches(kernel, private(6), private(), blocks=3, threads=2)
 
 
-@fault(WRONG, right=[[30]], pes=1)
-def test_counter_of_blocks_not_reset(correct):
+@planted(WRONG, COUNTS, right=[[30]], ranks=1)
+def counter_of_blocks_not_reset(correct):
     """The second launch begins to count where the first one ended, and has no last block."""
     kernel = last_block(reset=correct)
 
     def main(world):
-        parts, done = integers(6), integers()
+        parts, done = np.zeros(6, "int32"), np.zeros(1, "int32")
         result(world, kernel[3, 2], parts, done)
         return result(world, kernel[3, 2], parts, done)
 
     return main
 
 
-@fault(RaceError, "parts", "scope", right=[[15]], pes=1, source=[last_block])
-def test_last_block_with_a_fence_of_the_block(correct):
+@planted(RaceError, RELEASE, "parts", "scope", right=[[15]], ranks=1, source=[last_block])
+def last_block_with_a_fence_of_the_block(correct):
     """A fence of scope "block" publishes to the threads of the block only."""
     kernel = last_block(scope="gpu" if correct else "block")
-    return lambda world: result(world, kernel[3, 2], integers(6), integers())
+    return launches(kernel, private(6), private(), blocks=3, threads=2)
 
 
-@fault(RaceError, "parts", "grid_barrier", right=[[2, 1, 0]], pes=1)
-def test_missing_grid_barrier(correct):
+@planted(RaceError, THREADS, "parts", "grid_barrier", right=[[2, 1, 0]], ranks=1)
+def missing_grid_barrier(correct):
     """Each block reads another one's part in the second phase."""
 
     @cuda.jit
@@ -105,11 +117,11 @@ def test_missing_grid_barrier(correct):
             grid_barrier(state)
         out[block] = parts[cuda.gridDim.x - 1 - block]  # first second
 
-    return lambda world: result(world, kernel[3, 1], integers(3), np.zeros(2, "uint32"), out=3)
+    return launches(kernel, private(3), private(2, "uint32"), blocks=3, out=3)
 
 
-@fault(RaceError, "parts", right=[[3, 3, 3]], pes=1)
-def test_syncthreads_for_a_grid(correct):
+@planted(RaceError, THREADS, "parts", right=[[3, 3, 3]], ranks=1)
+def syncthreads_for_a_grid(correct):
     """syncthreads meets the threads of one block."""
 
     @cuda.jit
@@ -124,11 +136,11 @@ def test_syncthreads_for_a_grid(correct):
         if thread == 1:
             out[block] = parts[0] + parts[1] + parts[2]  # first second
 
-    return lambda world: result(world, kernel[3, 2], integers(3), np.zeros(2, "uint32"), out=3)
+    return launches(kernel, private(3), private(2, "uint32"), blocks=3, threads=2, out=3)
 
 
-@fault(DeadlockError, "grid", right=[[-1, 1, 2]], pes=1)
-def test_grid_barrier_that_a_block_leaves_out(correct):
+@planted(DeadlockError, PROGRESS, "grid", right=[[-1, 1, 2]], ranks=1)
+def grid_barrier_that_a_block_leaves_out(correct):
     """A block without work waits for something else than the grid."""
 
     @cuda.jit
@@ -142,11 +154,11 @@ def test_grid_barrier_that_a_block_leaves_out(correct):
             out[block] = block
             notify(flag, rank(), 1, "add", "gpu")
 
-    return lambda world: result(world, kernel[3, 1], np.zeros(2, "uint32"), sk.signals(1), out=3)
+    return launches(kernel, private(2, "uint32"), signals(), blocks=3, out=3)
 
 
-@fault(RaceError, "inbox", right=[[11], [10]])
-def test_grid_barrier_for_peers(correct):
+@planted(RaceError, BARRIERS, "inbox", right=[[11], [10]])
+def grid_barrier_for_peers(correct):
     """A barrier of the grid on each rank says nothing about the other rank."""
 
     @cuda.jit
@@ -161,13 +173,11 @@ def test_grid_barrier_for_peers(correct):
                 wait(arrived, 1, "sys", "acquire", 1)
             out[0] = inbox[0]  # first second
 
-    return lambda world: result(
-        world, kernel[2, 1], sk.zeros(1, "int32"), np.zeros(2, "uint32"), sk.signals(1)
-    )
+    return launches(kernel, ints(), private(2, "uint32"), signals(), blocks=2)
 
 
-@fault(DeadlockError, "waits for flag[0] on rank 0", right=[[5]], pes=1)
-def test_waits_for_a_kernel_later_on_the_stream(correct):
+@planted(DeadlockError, PROGRESS, "waits for flag[0] on rank 0", right=[[5]], ranks=1)
+def waits_for_a_kernel_later_on_the_stream(correct):
     """The consumer is launched first, on the producer's stream: the producer can never start."""
 
     @cuda.jit
@@ -180,7 +190,7 @@ def test_waits_for_a_kernel_later_on_the_stream(correct):
         notify(flag, rank(), 1, "set", "gpu")
 
     def main(world):
-        flag, out = sk.signals(1), integers()
+        flag, out = sk.signals(1), np.zeros(1, "int32")
         other = cuda.stream() if correct else world.stream
         consume[1, 1, world.stream](flag, out)
         produce[1, 1, other](flag)
@@ -191,8 +201,8 @@ def test_waits_for_a_kernel_later_on_the_stream(correct):
     return main
 
 
-@fault(RaceError, "counter", "scope", right=[[2], [-1]])
-def test_cuda_atomic_on_a_peers_memory(correct):
+@planted(RaceError, ATOMICS, "counter", "scope", right=[[2], [-1]])
+def cuda_atomic_on_a_peers_memory(correct):
     """cuda.atomic is atomic among the threads of one GPU."""
 
     @cuda.jit
@@ -206,11 +216,11 @@ def test_cuda_atomic_on_a_peers_memory(correct):
                 pass
             out[0] = 2
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"))
+    return launches(kernel, ints())
 
 
-@fault(RaceError, "total", right=[[3], [-1]])
-def test_lock_of_all_ranks_without_fences(correct):
+@planted(RaceError, RELEASE, "total", right=[[3], [-1]])
+def lock_of_all_ranks_without_fences(correct):
     """Remote atomics take and open a lock, and order nothing that is done under it."""
 
     @cuda.jit
@@ -228,9 +238,7 @@ def test_lock_of_all_ranks_without_fences(correct):
             wait(done, 1, "sys", "acquire", num_ranks())
             out[0] = 3 if total[0] == num_ranks() else 0
 
-    return lambda world: result(
-        world, kernel[1, 1], sk.zeros(1, "int32"), sk.zeros(1, "int32"), sk.signals(1)
-    )
+    return launches(kernel, ints(), ints(), signals())
 
 
 def locked(release="fence", acquire=True, leave=False):
@@ -258,39 +266,45 @@ def locked(release="fence", acquire=True, leave=False):
 
 def locked_total(kernel):
     def main(world):
-        total, lock = integers(), integers()
+        total, lock = np.zeros(1, "int32"), np.zeros(1, "int32")
         result(world, kernel[3, 2], total, lock)
         return total.tolist()
 
     return main
 
 
-@fault(RaceError, "total", "release", right=[[3]], pes=1, source=[locked])
-def test_lock_released_without_threadfence(correct):
+@planted(RaceError, RELEASE, "total", "release", right=[[3]], ranks=1, source=[locked])
+def lock_released_without_threadfence(correct):
     """The atomic that opens the lock may be seen before what was stored under it."""
     return locked_total(locked("fence" if correct else "exchange"))
 
 
-@fault(RaceError, "total", "threadfence", right=[[3]], pes=1, source=[locked])
-def test_lock_taken_without_threadfence(correct):
+@planted(RaceError, RELEASE, "total", "threadfence", right=[[3]], ranks=1, source=[locked])
+def lock_taken_without_threadfence(correct):
     """The loads under the lock may come before the atomic that takes it."""
     return locked_total(locked(acquire=correct))
 
 
-@fault(DeadlockError, "waits for lock[0] on rank 0", right=[[3]], pes=1)
-def test_lock_without_release(correct):
+@planted(RaceError, RELEASE, "total", right=[[3]], ranks=1, source=[locked])
+def lock_without_fences(correct):
+    """The lock excludes, but what its holder has stored is not ordered before the next holder's accesses."""
+    return locked_total(locked("fence" if correct else "exchange", acquire=correct))
+
+
+@planted(DeadlockError, PROGRESS, "waits for lock[0] on rank 0", right=[[3]], ranks=1)
+def lock_without_release(correct):
     """A way out of the critical section leaves the lock closed."""
     return locked_total(locked(leave=not correct))
 
 
-@fault(RaceError, "lock total", right=[[3]], pes=1, source=[locked])
-def test_lock_released_by_an_ordinary_store(correct):
+@planted(RaceError, ATOMICS, "lock total", right=[[3]], ranks=1, source=[locked])
+def lock_released_by_an_ordinary_store(correct):
     """The lock is opened by an ordinary store, which publishes nothing."""
     return locked_total(locked("fence" if correct else "store"))
 
 
-@fault(DeadlockError, "waits for", right=[[0, 1, 2]], pes=1)
-def test_home_made_grid_barrier_is_reused_at_once(correct):
+@planted(DeadlockError, PROGRESS, "waits for", right=[[0, 1, 2]], ranks=1)
+def home_made_grid_barrier_is_reused_at_once(correct):
     """Blocks wait for the counter to be 0 again, which the first ones to go on have raised by then."""
 
     @cuda.jit
@@ -308,4 +322,41 @@ def test_home_made_grid_barrier_is_reused_at_once(correct):
                     pass
         out[cuda.blockIdx.x] = cuda.blockIdx.x
 
-    return lambda world: result(world, kernel[3, 1], integers(2), out=3)
+    return launches(kernel, private(2), blocks=3, out=3)
+
+
+@planted(RaceError, THREADS, "x", right=[[4, 4, 4]] * 2)
+def stencil_in_place_with_one_grid_barrier_a_step(correct):
+    """A block's store has no order with its neighbour's load of the step. Two arrays in turn need one barrier
+    a step."""
+
+    @cuda.jit
+    def kernel(x, state, out):
+        b = cuda.blockIdx.x
+        for k in range(2):
+            source, target = (k, 1 - k) if correct else (0, 0)
+            x[target, b] = x[source, b] + x[source, (b + 1) % 3]  # first second
+            grid_barrier(state)
+        out[b] = x[0, b]
+
+    return launches(kernel, lambda world: np.ones((2, 3), "int32"), private(2, "uint32"), blocks=3, out=3)
+
+
+@planted(RaceError, THREADS, "box", right=[[6, 7]] * 2)
+def notify_for_a_grid_without_a_grid_barrier(correct):
+    """Every block stores to the peer, all meet, block 0 releases; the peer's block 0 acquires, and all
+    meet."""
+
+    @cuda.jit
+    def kernel(box, ready, state, out):
+        b = cuda.blockIdx.x
+        symm_at(box, 1 - rank())[b] = 6 + b  # first
+        if correct:
+            grid_barrier(state)
+        if b == 0:
+            notify(ready, 1 - rank(), 1)
+            wait(ready, 1, "sys", "acquire", 1)
+        grid_barrier(state)
+        out[b] = box[b]  # second
+
+    return launches(kernel, ints(2), signals(), private(2, "uint32"), blocks=2, out=2)

@@ -1,10 +1,8 @@
 """Bugs of the TMA's copies, which go on beside the thread that has asked for them."""
 
 import numpy as np
-from fault import EmulatorError, RaceError, fault
 from numba import cuda, types
 
-import shmemkit as sk
 from shmemkit.device import (
     bulk_commit_group,
     bulk_load,
@@ -21,6 +19,9 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
+from shmemkit.emu import EmulatorError, RaceError
+
+from .plant import TMA, ints, launches, planted, private, signals
 
 N = 4  # float32: 16 bytes
 
@@ -36,19 +37,8 @@ def load(tile, source, full):
     cuda.syncthreads()
 
 
-def result(world, launch, *arrays):
-    out = np.full(1, -1, "float32")
-    launch(*arrays, out)
-    world.stream.synchronize()
-    return out.tolist()
-
-
-def slot_and_signals():
-    return sk.zeros(N, "float32"), sk.signals(1)
-
-
-@fault(RaceError, "slot", "mbarrier_wait()", "may still read", right=[[-1], [0]], source=[load])
-def test_source_given_back_before_it_is_read(correct):
+@planted(RaceError, TMA, "slot", "mbarrier_wait()", "may still read", right=[[-1], [0]], source=[load])
+def source_given_back_before_it_is_read(correct):
     """The reader says that its slot may be overwritten, but the load that it has asked for is under way."""
 
     @cuda.jit
@@ -65,11 +55,11 @@ def test_source_given_back_before_it_is_read(correct):
             wait(empty, 1, "sys", "acquire", 1)
             symm_at(slot, 1)[0] = 7  # second
 
-    return lambda world: result(world, kernel[1, 1], *slot_and_signals())
+    return launches(kernel, ints(N, "float32"), signals())
 
 
-@fault(RaceError, "slot", "mbarrier_wait()", "may still read", right=[[-1], [0]], source=[load])
-def test_source_given_back_by_a_thread_that_has_not_met_those_who_waited(correct):
+@planted(RaceError, TMA, "slot", "mbarrier_wait()", "may still read", right=[[-1], [0]], source=[load])
+def source_given_back_by_a_thread_that_has_not_met_those_who_waited(correct):
     """Thread 1 has waited for the load; thread 0, which asked for it, gives the slot back."""
 
     @cuda.jit
@@ -88,11 +78,11 @@ def test_source_given_back_by_a_thread_that_has_not_met_those_who_waited(correct
             wait(empty, 1, "sys", "acquire", 1)
             symm_at(slot, 1)[0] = 7  # second
 
-    return lambda world: result(world, kernel[1, 2], *slot_and_signals())
+    return launches(kernel, ints(N, "float32"), signals(), threads=2)
 
 
-@fault(RaceError, "x", "mbarrier_wait() between them", right=[[3]], pes=1, source=[load])
-def test_source_overwritten_by_its_own_thread(correct):
+@planted(RaceError, TMA, "x", "mbarrier_wait() between them", right=[[3]], ranks=1, source=[load])
+def source_overwritten_by_its_own_thread(correct):
     """Who asks for a load, and then stores to its source."""
 
     @cuda.jit
@@ -105,11 +95,11 @@ def test_source_overwritten_by_its_own_thread(correct):
         mbarrier_wait(full, 0, 0)
         out[0] = tile[0]
 
-    return lambda world: result(world, kernel[1, 1], np.full(N, 3, "float32"))
+    return launches(kernel, lambda world: np.full(N, 3, "float32"))
 
 
-@fault(RaceError, "x", "fence_proxy_async_global() before it", right=[[7]], pes=1)
-def test_stored_but_not_for_the_copies(correct):
+@planted(RaceError, TMA, "x", "fence_proxy_async_global() before it", right=[[7]], ranks=1)
+def stored_but_not_for_the_copies(correct):
     """A thread's own stores to global memory, too."""
 
     @cuda.jit
@@ -125,11 +115,11 @@ def test_stored_but_not_for_the_copies(correct):
         mbarrier_wait(full, 0, 0)
         out[0] = tile[0]
 
-    return lambda world: result(world, kernel[1, 1], np.full(N, 3, "float32"))
+    return launches(kernel, lambda world: np.full(N, 3, "float32"))
 
 
-@fault(RaceError, "slot", "fence_proxy_async_global()", right=[[-1], [7]])
-def test_acquired_but_not_by_the_copies(correct):
+@planted(RaceError, TMA, "slot", "fence_proxy_async_global()", right=[[-1], [7]])
+def acquired_but_not_by_the_copies(correct):
     """The thread has waited for the data; without the fence its copies may read what was there before."""
 
     @cuda.jit
@@ -149,11 +139,13 @@ def test_acquired_but_not_by_the_copies(correct):
             mbarrier_wait(here, 0, 0)
             out[0] = tile[0]
 
-    return lambda world: result(world, kernel[1, 1], *slot_and_signals())
+    return launches(kernel, ints(N, "float32"), signals())
 
 
-@fault(EmulatorError, "thread 1 has stored to the tile, without fence_proxy_async", right=[[1]], pes=1)
-def test_only_the_thread_that_sends_calls_the_fence(correct):
+@planted(
+    EmulatorError, TMA, "thread 1 has stored to the tile, without fence_proxy_async", right=[[1]], ranks=1
+)
+def only_the_thread_that_sends_calls_the_fence(correct):
     """A fence is about the stores of the thread that calls it."""
 
     @cuda.jit
@@ -170,16 +162,16 @@ def test_only_the_thread_that_sends_calls_the_fence(correct):
             bulk_wait_group(0)
 
     def main(world):
-        out = np.zeros(N, "float32")
-        kernel[1, N, world.stream](out)
+        sums = np.zeros(N, "float32")
+        kernel[1, N, world.stream](sums)
         world.stream.synchronize()
-        return out.tolist()[:1]
+        return sums.tolist()[:1]
 
     return main
 
 
-@fault(EmulatorError, "a block has ended before its bulk_load", right=[[0]], pes=1, source=[load])
-def test_nobody_waits_for_the_last_load(correct):
+@planted(EmulatorError, TMA, "a block has ended before its bulk_load", right=[[0]], ranks=1, source=[load])
+def nobody_waits_for_the_last_load(correct):
     """The shared memory that it writes may be another block's by then."""
 
     @cuda.jit
@@ -191,4 +183,4 @@ def test_nobody_waits_for_the_last_load(correct):
         if cuda.threadIdx.x == 0:
             out[0] = 0
 
-    return lambda world: result(world, kernel[1, 2], np.zeros(N, "float32"))
+    return launches(kernel, private(N, "float32"), threads=2)

@@ -1,10 +1,12 @@
 """Bugs of multicast: two addresses of the same memory, and what a signal publishes."""
 
-from fault import RaceError, fault, result
 from numba import cuda
 
 import shmemkit as sk
 from shmemkit.device import multimem_fence, multimem_red, multimem_store, notify, rank, wait
+from shmemkit.emu import RaceError
+
+from .plant import CREDITS, MULTICAST, planted, result
 
 RIGHT = [[-1], [7]]
 
@@ -18,8 +20,8 @@ def main_of(kernel):
     return main
 
 
-@fault(RaceError, "slot", "multimem_fence() between them, and after the wait", right=RIGHT)
-def test_missing_fence(correct):
+@planted(RaceError, MULTICAST, "slot", "multimem_fence() between them, and after the wait", right=RIGHT)
+def missing_fence(correct):
     """The receiver reads at its own address what was stored at the multicast address."""
 
     @cuda.jit
@@ -36,8 +38,8 @@ def test_missing_fence(correct):
     return main_of(kernel)
 
 
-@fault(RaceError, "slot", "multimem_fence() between them", right=RIGHT, seed=0)
-def test_fence_before_the_wait(correct):
+@planted(RaceError, MULTICAST, "slot", "multimem_fence() between them", right=RIGHT, seed=0)
+def fence_before_the_wait(correct):
     """The receiver fences before it knows of the store."""
 
     @cuda.jit
@@ -56,8 +58,8 @@ def test_fence_before_the_wait(correct):
     return main_of(kernel)
 
 
-@fault(RaceError, "slot", "a notify after", right=RIGHT)
-def test_relaxed_signal(correct):
+@planted(RaceError, MULTICAST, "slot", "a notify after", right=RIGHT)
+def relaxed_signal(correct):
     """What is sent to all after the data says nothing about it."""
 
     @cuda.jit
@@ -76,8 +78,8 @@ def test_relaxed_signal(correct):
     return main_of(kernel)
 
 
-@fault(RaceError, "slot", "a notify after", right=[[-1], [0]], seed=0)
-def test_overwritten_before_it_was_read(correct):
+@planted(RaceError, CREDITS, "slot", "a notify after", right=[[-1], [0]], seed=0)
+def overwritten_before_it_was_read(correct):
     """A store to all is one to the slot of each rank: a reader there must have said that it is done."""
 
     @cuda.jit

@@ -1,10 +1,8 @@
 """Bugs of buffers that are used again: acknowledgements, double buffers, wrap-around, flags with the data."""
 
 import numpy as np
-from fault import WRONG, DeadlockError, OutOfBoundsError, RaceError, fault, result
 from numba import cuda
 
-import shmemkit as sk
 from shmemkit.device import (
     barrier_all_block,
     copy_block,
@@ -15,6 +13,24 @@ from shmemkit.device import (
     st_release,
     symm_at,
     wait,
+)
+from shmemkit.emu import DeadlockError, OutOfBoundsError, RaceError
+
+from .plant import (
+    BARRIERS,
+    BOUNDS,
+    CREDITS,
+    DOUBLE_BUFFER,
+    PACKETS,
+    PROGRESS,
+    RELEASE,
+    WORDS,
+    WRONG,
+    ints,
+    launches,
+    planted,
+    private,
+    signals,
 )
 
 
@@ -41,34 +57,32 @@ def queue(acknowledge=True, slot_of=lambda i: i % 2, round_of=lambda i: i // 2):
                 if thread == 0:
                     notify(empty[slot:], 0, turn + 1)
 
-    return lambda world: result(
-        world, kernel[1, 2], sk.zeros((2, 2), "int32"), sk.signals(2), sk.signals(2), out=10
-    )
+    return launches(kernel, ints((2, 2)), signals(2), signals(2), threads=2, out=10)
 
 
 ITEMS = [[-1] * 10, [0, 1, 10, 11, 20, 21, 30, 31, 40, 41]]
 
 
-@fault(RaceError, "slots", right=ITEMS, source=[queue])
-def test_reuse_before_consumption(correct):
+@planted(RaceError, CREDITS, "slots", right=ITEMS, source=[queue])
+def reuse_before_consumption(correct):
     """The sender does not wait until a slot has been emptied."""
     return queue(acknowledge=correct)
 
 
-@fault(RaceError, "slots", right=ITEMS, source=[queue])
-def test_off_by_one_wrap(correct):
+@planted(RaceError, CREDITS, "slots", right=ITEMS, source=[queue])
+def off_by_one_wrap(correct):
     """The sender takes the third item for one of the first round."""
     return queue(round_of=(lambda i: i // 2) if correct else (lambda i: i // 3))
 
 
-@fault(DeadlockError, "waits for empty[1] on rank 0 >= 1, now 0", right=ITEMS)
-def test_round_begins_too_early(correct):
+@planted(DeadlockError, PROGRESS, "waits for empty[1] on rank 0 >= 1, now 0", right=ITEMS)
+def round_begins_too_early(correct):
     """The sender waits for slot 1 to be emptied before it has filled it."""
     return queue(round_of=(lambda i: i // 2) if correct else (lambda i: (i + 1) // 2))
 
 
-@fault(OutOfBoundsError, "empty[2] is out of bounds: empty is uint64 (2,) on rank 0", right=ITEMS)
-def test_slot_that_there_is_not(correct):
+@planted(OutOfBoundsError, BOUNDS, "empty[2] is out of bounds: empty is uint64 (2,) on rank 0", right=ITEMS)
+def slot_that_there_is_not(correct):
     """The slots are counted from 0 to n_slots."""
     return queue(slot_of=(lambda i: i % 2) if correct else (lambda i: i % 3))
 
@@ -92,26 +106,26 @@ def all_gather(buffer_of):
                     out[r] += inbox[b, i]  # first second
             cuda.syncthreads()
 
-    return lambda world: result(world, kernel[1, 3], sk.zeros((2, 3), "int32"), sk.signals(3), out=4)
+    return launches(kernel, ints((2, 3)), signals(3), threads=3, out=4)
 
 
 SUMS = [[3, 33, 63, 93]] * 3
 
 
-@fault(RaceError, "inbox", right=SUMS, pes=3, seed=0, source=[all_gather])
-def test_missing_double_buffer(correct):
+@planted(RaceError, DOUBLE_BUFFER, "inbox", right=SUMS, ranks=3, seed=0, source=[all_gather])
+def missing_double_buffer(correct):
     """One buffer: the parts of the next round come while slower ranks still read those of this one."""
     return all_gather((lambda r: r % 2) if correct else (lambda r: 0))
 
 
-@fault(RaceError, "inbox", right=SUMS, pes=3, seed=0, source=[all_gather])
-def test_double_buffer_with_the_wrong_parity(correct):
+@planted(RaceError, DOUBLE_BUFFER, "inbox", right=SUMS, ranks=3, seed=0, source=[all_gather])
+def double_buffer_with_the_wrong_parity(correct):
     """Two rounds at a time use the same buffer."""
     return all_gather((lambda r: r % 2) if correct else (lambda r: r // 2 % 2))
 
 
-@fault(RaceError, "mine", right=[[11, 21, 31], [10, 20, 30]])
-def test_refills_what_peers_still_pull(correct):
+@planted(RaceError, BARRIERS, "mine", right=[[11, 21, 31], [10, 20, 30]])
+def refills_what_peers_still_pull(correct):
     """Ranks pull from each other; each goes on to the next round when it has what it wants."""
 
     @cuda.jit
@@ -125,9 +139,7 @@ def test_refills_what_peers_still_pull(correct):
             if correct:
                 barrier_all_block(arrivals, epoch)
 
-    return lambda world: result(
-        world, kernel[1, 2], sk.zeros(1, "int32"), sk.signals(2), np.zeros(1, "uint64"), out=3
-    )
+    return launches(kernel, ints(), signals(2), private(1, "uint64"), threads=2, out=3)
 
 
 def exchange(flag_of, buffer_of):
@@ -144,26 +156,26 @@ def exchange(flag_of, buffer_of):
                 word = ld_acquire(words, b)
             out[r] = word & 0xFFFFFFFF
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(2, "int64"), out=4)
+    return launches(kernel, ints(2, "int64"), out=4)
 
 
-WORDS = [[1, 11, 21, 31], [0, 10, 20, 30]]
+EXCHANGED = [[1, 11, 21, 31], [0, 10, 20, 30]]
 
 
-@fault(WRONG, right=WORDS, seed=2)
-def test_flag_that_does_not_change(correct):
+@planted(WRONG, PACKETS, right=EXCHANGED, seed=2)
+def flag_that_does_not_change(correct):
     """What the slot holds from the round before is taken for new."""
     return exchange((lambda r: r + 1) if correct else (lambda r: 1), lambda r: r % 2)
 
 
-@fault(DeadlockError, "waits for words[0]", right=WORDS, seed=0)
-def test_word_overwritten_by_the_next_round(correct):
+@planted(DeadlockError, PACKETS, "waits for words[0]", right=EXCHANGED, seed=0)
+def word_overwritten_by_the_next_round(correct):
     """Without a second buffer the next word may come before this one has been read."""
     return exchange(lambda r: r + 1, (lambda r: r % 2) if correct else (lambda r: 0))
 
 
-@fault(RaceError, "data", right=[[-1], [7]])
-def test_flag_and_data_in_two_words(correct):
+@planted(RaceError, RELEASE, "data", right=[[-1], [7]])
+def flag_and_data_in_two_words(correct):
     """The data is not in the word that holds the flag, and nothing orders the two stores."""
 
     @cuda.jit
@@ -180,11 +192,11 @@ def test_flag_and_data_in_two_words(correct):
             else:
                 out[0] = data[0]  # second
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(1, "int32"), sk.zeros(1, "int64"))
+    return launches(kernel, ints(), ints(1, "int64"))
 
 
-@fault(WRONG, right=[[0, 1, 2, 3, 4]], pes=1)
-def test_dropped_tail(correct):
+@planted(WRONG, WORDS, right=[[0, 1, 2, 3, 4]], ranks=1)
+def dropped_tail(correct):
     """The elements are shared by whole turns of the block; what is left over is not copied."""
 
     @cuda.jit
@@ -194,11 +206,17 @@ def test_dropped_tail(correct):
         for i in range(cuda.threadIdx.x, end, cuda.blockDim.x):
             out[i] = x[i]
 
-    return lambda world: result(world, kernel[1, 2], np.arange(5, dtype="int32"), out=5)
+    return launches(kernel, lambda world: np.arange(5, dtype="int32"), threads=2, out=5)
 
 
-@fault(OutOfBoundsError, "x[5] is out of bounds: x is int32 (5,) on rank 0", right=[[0, 1, 2, 3, 4]], pes=1)
-def test_no_bound_on_the_tail(correct):
+@planted(
+    OutOfBoundsError,
+    BOUNDS,
+    "x[5] is out of bounds: x is int32 (5,) on rank 0",
+    right=[[0, 1, 2, 3, 4]],
+    ranks=1,
+)
+def no_bound_on_the_tail(correct):
     """More threads than elements, and no condition."""
 
     @cuda.jit
@@ -207,11 +225,11 @@ def test_no_bound_on_the_tail(correct):
         if i < x.shape[0] or not correct:
             out[i] = x[i]
 
-    return lambda world: result(world, kernel[3, 2], np.arange(5, dtype="int32"), out=5)
+    return launches(kernel, lambda world: np.arange(5, dtype="int32"), blocks=3, threads=2, out=5)
 
 
-@fault(WRONG, right=[[0, 10, 20], [0, 10, 20], [0, 10, 20]], pes=3)
-def test_ring_forwards_the_wrong_part(correct):
+@planted(WRONG, WORDS, right=[[0, 10, 20], [0, 10, 20], [0, 10, 20]], ranks=3)
+def ring_forwards_the_wrong_part(correct):
     """Each step of a ring passes on the rank's own part instead of the one that has just come."""
 
     @cuda.jit
@@ -227,4 +245,4 @@ def test_ring_forwards_the_wrong_part(correct):
         for i in range(n):
             out[i] = parts[i]
 
-    return lambda world: result(world, kernel[1, 1], sk.zeros(3, "int32"), sk.signals(1), out=3)
+    return launches(kernel, ints(3), signals(), out=3)

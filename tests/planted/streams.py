@@ -1,11 +1,13 @@
 """Bugs between kernels: streams, events, graphs, and kernels of other ranks."""
 
 import numpy as np
-from fault import RaceError, fault
 from numba import cuda
 
 import shmemkit as sk
 from shmemkit.device import notify, num_ranks, rank, symm_at, wait
+from shmemkit.emu import RaceError
+
+from .plant import COUNTS, STREAMS, planted
 
 
 @cuda.jit
@@ -18,8 +20,8 @@ def read(x, out):
     out[0] = x[0]  # second
 
 
-@fault(RaceError, "x", "event", right=[[7]], pes=1, source=(fill, read))
-def test_two_streams_without_an_event(correct):
+@planted(RaceError, STREAMS, "x", "event", right=[[7]], ranks=1, source=(fill, read))
+def two_streams_without_an_event(correct):
     """The second stream does not wait for the first."""
 
     def main(world):
@@ -35,8 +37,8 @@ def test_two_streams_without_an_event(correct):
     return main
 
 
-@fault(RaceError, "x", "event", right=[[7]], pes=1, source=(fill, read))
-def test_event_recorded_too_early(correct):
+@planted(RaceError, STREAMS, "x", "event", right=[[7]], ranks=1, source=(fill, read))
+def event_recorded_too_early(correct):
     """The event is recorded before the kernel that it is to stand for."""
 
     def main(world):
@@ -54,8 +56,8 @@ def test_event_recorded_too_early(correct):
     return main
 
 
-@fault(RaceError, "x", right=[[7]], pes=1, source=(fill, read))
-def test_synchronizes_another_stream(correct):
+@planted(RaceError, STREAMS, "x", right=[[7]], ranks=1, source=(fill, read))
+def synchronizes_another_stream(correct):
     """The host waits for the stream that it is going to use, not for the one that still runs."""
 
     def main(world):
@@ -80,8 +82,8 @@ def read_mine(x, out):
     out[0] = x[0]  # first second
 
 
-@fault(RaceError, "x", "barrier", right=[[12], [10], [11]], pes=3, source=(fill_next, read_mine))
-def test_kernels_of_two_ranks_without_a_barrier(correct):
+@planted(RaceError, STREAMS, "x", "barrier", right=[[12], [10], [11]], ranks=3, source=(fill_next, read_mine))
+def kernels_of_two_ranks_without_a_barrier(correct):
     """The next kernel of this rank reads what the last one of another rank stores here."""
 
     def main(world):
@@ -96,8 +98,8 @@ def test_kernels_of_two_ranks_without_a_barrier(correct):
     return main
 
 
-@fault(RaceError, "x", right=[[12], [10], [11]], pes=3, source=(fill_next, read_mine))
-def test_barrier_on_another_stream(correct):
+@planted(RaceError, STREAMS, "x", right=[[12], [10], [11]], ranks=3, source=(fill_next, read_mine))
+def barrier_on_another_stream(correct):
     """The barrier stands on a stream that neither kernel runs on."""
 
     def main(world):
@@ -113,8 +115,8 @@ def test_barrier_on_another_stream(correct):
     return main
 
 
-@fault(RaceError, "slots", right=[[10, 11, 12]] * 2)
-def test_number_of_the_call_baked_into_a_graph(correct):
+@planted(RaceError, COUNTS, "slots", right=[[10, 11, 12]] * 2)
+def number_of_the_call_baked_into_a_graph(correct):
     """A host-side count of the calls: every replay waits for the value of the first."""
 
     @cuda.jit
@@ -142,8 +144,8 @@ def test_number_of_the_call_baked_into_a_graph(correct):
     return main
 
 
-@fault(RaceError, "x", right=[[7, 8]], pes=1, source=(fill, read))
-def test_graph_without_its_fork(correct):
+@planted(RaceError, STREAMS, "x", right=[[7, 8]], ranks=1, source=(fill, read))
+def graph_without_its_fork(correct):
     """A side stream is captured; the main stream goes on without waiting for it."""
 
     def main(world):
@@ -167,8 +169,8 @@ def test_graph_without_its_fork(correct):
     return main
 
 
-@fault(RaceError, "x", "the default one", right=[[7]], pes=1, source=(fill, read))
-def test_launch_without_a_stream_before_one_on_the_worlds(correct):
+@planted(RaceError, STREAMS, "x", "the default one", right=[[7]], ranks=1, source=(fill, read))
+def launch_without_a_stream_before_one_on_the_worlds(correct):
     """The default stream and the World's, which is non-blocking, do not wait for each other."""
 
     def main(world):
@@ -181,8 +183,8 @@ def test_launch_without_a_stream_before_one_on_the_worlds(correct):
     return main
 
 
-@fault(RaceError, "x", "the default one", right=[[7]], pes=1, source=(fill, read))
-def test_launch_without_a_stream_after_one_on_the_worlds(correct):
+@planted(RaceError, STREAMS, "x", "the default one", right=[[7]], ranks=1, source=(fill, read))
+def launch_without_a_stream_after_one_on_the_worlds(correct):
     """To wait for the default stream is not to wait for the World's."""
 
     def main(world):
@@ -196,8 +198,8 @@ def test_launch_without_a_stream_after_one_on_the_worlds(correct):
     return main
 
 
-@fault(RaceError, "x", "the default one", right=[[7]], pes=1, source=(fill, read))
-def test_default_stream_before_a_non_blocking_one(correct):
+@planted(RaceError, STREAMS, "x", "the default one", right=[[7]], ranks=1, source=(fill, read))
+def default_stream_before_a_non_blocking_one(correct):
     """A stream that is made non-blocking does not wait for the default one; others do."""
 
     def main(world):
@@ -211,8 +213,8 @@ def test_default_stream_before_a_non_blocking_one(correct):
     return main
 
 
-@fault(RaceError, "x", "event", right=[[7]], pes=1, source=(fill, read))
-def test_per_thread_default_stream(correct):
+@planted(RaceError, STREAMS, "x", "event", right=[[7]], ranks=1, source=(fill, read))
+def per_thread_default_stream(correct):
     """The per-thread default stream waits for the default stream alone."""
 
     def main(world):
@@ -225,8 +227,8 @@ def test_per_thread_default_stream(correct):
     return main
 
 
-@fault(RaceError, "x", "event", right=[[7]], pes=1, source=(fill, read))
-def test_blocking_streams_joined_by_the_default_one(correct):
+@planted(RaceError, STREAMS, "x", "event", right=[[7]], ranks=1, source=(fill, read))
+def blocking_streams_joined_by_the_default_one(correct):
     """Two blocking streams are in order where there is work on the default stream between."""
 
     def main(world):
