@@ -3,9 +3,9 @@
 import math
 
 import numpy as np
+from mutations import goes_wrong, seeds
 
 import shmemkit as sk
-from shmemkit.emu import EmulatorError
 from shmemkit.emu.stream import Stream
 from shmemkit.gemm.problem import arrays_of
 from shmemkit.runtime.symmetric_memory import as_dtype
@@ -94,13 +94,6 @@ def check_graphs_and_streams(world, product, calls):
 
 def is_missed(compute, args, schedules, gpu=None):
     """Whether ``compute(*args)`` on two ranks, which says of each call whether it is right, is found to be
-    wrong in one of some runs: by its results, or by the emulator."""
-    for options in ({}, {"races": True}, *({"seed": seed} for seed in range(schedules))):
-        try:
-            results = sk.emu.run(compute, 2, args, delivery="unordered", gpu=gpu, **options)
-        except EmulatorError as report:  # a race or a deadlock, too
-            print(report)
-            return True
-        if not all(map(all, results)):
-            return True
-    return False
+    wrong in one of some runs."""
+    each = {"races": True}, *seeds(schedules)
+    return goes_wrong(sk.emu.run, compute, 2, args, delivery="unordered", gpu=gpu, each=each)

@@ -6,7 +6,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from mutations import argument, callee, condition, omit
+from mutations import argument, callee, condition, goes_wrong, omit, seeds
 from numba import cuda, types
 from ptx import compile_ptx, resources
 
@@ -25,7 +25,6 @@ from shmemkit.device import (
     tma_load_multicast,
 )
 from shmemkit.device.cuda.tma import tensor_map
-from shmemkit.emu import EmulatorError
 
 
 @cuda.jit
@@ -99,15 +98,7 @@ def test_blocks_load_for_each_other():
 def test_each_step_is_needed(mutate, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
     mutate(sys.modules[__name__], change)
-    kernel = shared_loads
-    for options in ({}, {"races": True}, *({"seed": seed} for seed in range(8))):
-        try:
-            if not compute(kernel, **options):
-                return
-        except EmulatorError as report:
-            print(report)
-            return
-    pytest.fail("nobody has missed it")
+    assert goes_wrong(lambda **how: compute(shared_loads, **how), each=[{"races": True}, *seeds(8)])
 
 
 def test_as_ptx():

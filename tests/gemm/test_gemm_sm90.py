@@ -4,7 +4,7 @@ when one of its waits or fences is taken away."""
 import ml_dtypes
 import numpy as np
 import pytest
-from mutations import argument, callee, delay, omit, omit_store, store
+from mutations import argument, callee, delay, goes_wrong, omit, omit_store, store
 from numba import cuda, types
 from ptx import compile_ptx, resources
 
@@ -246,14 +246,7 @@ def test_each_wait_is_needed(mutate, case, change):
     mutate(sm90, change)
     (tile, size), splits, sms = case, 3 if case is PARTS else 1, 1 if case is ALONE else 2
     product = Product(size)
-    for options in ({"calls": 2}, {"races": True}):
-        try:
-            if not product.compute(tile, splits, sms, **options):
-                return
-        except EmulatorError as error:
-            print(error)
-            return
-    pytest.fail("nobody has missed it")
+    assert goes_wrong(product.compute, tile, splits, sms, each=[{"calls": 2}, {"races": True}])
 
 
 @pytest.mark.every(3)

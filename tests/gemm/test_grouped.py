@@ -8,7 +8,7 @@ from fast import examples, slow
 from gemms import check, expected
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import argument, omit
+from mutations import argument, goes_wrong, omit
 
 import shmemkit as sk
 from shmemkit.emu import EmulatorError
@@ -237,14 +237,8 @@ def test_overlaps_and_lists_are_refused():
 RAGGED = [70, 5], 136, 40
 
 
-def grouped_is_wrong():
-    for races in (False, True):
-        try:
-            run("sm90", *RAGGED, races=races)
-        except (EmulatorError, AssertionError) as error:
-            print(error)
-            return True
-    return False
+def is_wrong():
+    return goes_wrong(run, "sm90", *RAGGED, each=[{"races": False}, {"races": True}])
 
 
 @pytest.mark.parametrize(
@@ -256,6 +250,6 @@ def grouped_is_wrong():
     ],
 )
 def test_each_part_is_needed(mutate, module, change):
-    assert not grouped_is_wrong()
+    assert not is_wrong()
     mutate(module, change)
-    assert grouped_is_wrong()
+    assert is_wrong()

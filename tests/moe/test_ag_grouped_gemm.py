@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from emulated import spmd
 from fast import full, slow
-from mutations import argument, omit
+from mutations import argument, goes_wrong, omit, seeds
 from routed import BF16, POISON, integers, products, routing, words
 from small_kernels import fill, take
 
 import shmemkit as sk
-from shmemkit.emu import EmulatorError
 from shmemkit.emu.stream import Stream
 from shmemkit.moe import gathered_rows
 
@@ -206,13 +205,7 @@ def test_overlap_needs_hopper(monkeypatch):
 
 
 def is_wrong(k):
-    for seed in (None, 0, 1):
-        try:
-            run(2, "overlap", ["one expert", "random"], 40, 1, 2, 32, k, seed=seed)
-        except (EmulatorError, AssertionError) as error:
-            print(error)
-            return True
-    return False
+    return goes_wrong(run, 2, "overlap", ["one expert", "random"], 40, 1, 2, 32, k, each=seeds(2))
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ arrive."""
 import numpy as np
 import pytest
 from emulated import spmd
-from mutations import omit
+from mutations import goes_wrong, omit
 from routed import routing
 
 import shmemkit as sk
-from shmemkit.emu import EmulatorError
 from shmemkit.moe import expert_index
 
 
@@ -94,12 +93,7 @@ def index_is_wrong():
         world.synchronize()
         check(index, ids, 33, 0, 1)
 
-    try:
-        spmd(1, main, races=True)
-    except (EmulatorError, AssertionError) as error:
-        print(error)
-        return True
-    return False
+    return goes_wrong(spmd, 1, main, races=True)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 from emulated import spmd
 from fast import full, slow
-from mutations import argument, omit, omit_store, single_buffer
+from mutations import argument, goes_wrong, omit, omit_store, seeds, single_buffer
 from routed import BF16, POISON, integers, products, routing, sums, words
 from small_kernels import fill, take
 
 import shmemkit as sk
-from shmemkit.emu import EmulatorError
 from shmemkit.moe import gemm_reduce_scatter, weighted_rows
 
 SMALL = {"columns": 32}
@@ -241,14 +240,8 @@ def test_fused_needs_hopper(monkeypatch):
 # ---- what is needed
 
 
-def is_wrong(**options):
-    for seed in (None, 0, 1):
-        try:
-            run(2, "fused", ["random"] * 3, 20, 2, 2, 72, 16, seed=seed, **options)
-        except (EmulatorError, AssertionError) as error:
-            print(error)
-            return True
-    return False
+def is_wrong():
+    return goes_wrong(run, 2, "fused", ["random"] * 3, 20, 2, 2, 72, 16, each=seeds(2))
 
 
 @pytest.mark.parametrize(

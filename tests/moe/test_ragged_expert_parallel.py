@@ -4,7 +4,7 @@ with races checked and messages late."""
 import numpy as np
 import pytest
 from fast import slow
-from mutations import argument, omit
+from mutations import argument, goes_wrong, omit
 from routed import routing
 
 import shmemkit as sk
@@ -527,15 +527,9 @@ CHANGES = [
 
 
 def is_wrong():
-    """Whether it is seen, by a result or by a report."""
     calls, options = [[3, 2], [2, 3], [1, 3]], {"races": True, "delivery": "unordered", "seed": 0}
-    try:
-        sk.emu.run(route, 2, (calls, 1, 2, ("random",)), **options)
-        sk.emu.run(weights_back, 2, (2,), **options)
-    except (EmulatorError, AssertionError) as report:
-        print(report)
-        return True
-    return False
+    routed = goes_wrong(sk.emu.run, route, 2, (calls, 1, 2, ("random",)), **options)
+    return routed or goes_wrong(sk.emu.run, weights_back, 2, (2,), **options)
 
 
 @pytest.mark.parametrize("change", CHANGES)
