@@ -4,7 +4,7 @@ too."""
 import numpy as np
 import pytest
 from gpu import on_gpus
-from numba import cuda
+from small_kernels import spin
 
 import shmemkit as sk
 from shmemkit.runtime.symmetric_memory import as_dtype
@@ -12,12 +12,6 @@ from shmemkit.runtime.symmetric_memory import as_dtype
 pytestmark = pytest.mark.ranks
 CALLS, REPEATS = on_gpus((2000, 30), (8, 4))
 TOKENS, HIDDEN = on_gpus((64, 512), (6, 16))
-
-
-@cuda.jit
-def spin(clocks):
-    for _ in range(clocks // 1000):
-        cuda.nanosleep(1000)
 
 
 def tokens_of(call, rank, tokens, n_experts, top_k, hidden):

@@ -49,13 +49,15 @@ READS = {
 }
 
 
-def host_stores(store):
-    def host_stores_what_a_peers_kernel_reads(correct):
+for way, how in STORES.items():
+
+    @planted(RaceError, HOSTS, "box", "world.barrier()", right=[[5]] * 2, source=(how, fetch), way=way)
+    def host_stores_what_a_peers_kernel_reads(correct, how=how):
         """The host's store is on its own World's stream, and the peer's kernel on the peer's."""
 
         def main(world):
             box, out = sk.zeros(2, "int32", "box"), np.zeros(1, "int32")
-            store(box)
+            how(box)
             if correct:
                 world.barrier()
             fetch[1, 1, world.stream](box, out)
@@ -64,32 +66,20 @@ def host_stores(store):
 
         return main
 
-    return host_stores_what_a_peers_kernel_reads
 
+for way, how in READS.items():
 
-def host_reads(read):
-    def host_reads_what_a_peers_kernel_stores(correct):
+    @planted(RaceError, HOSTS, "box", "world.barrier()", right=[5] * 2, source=(how, send), way=way)
+    def host_reads_what_a_peers_kernel_stores(correct, how=how):
         """The host waits for its own stream, which says nothing about the peer's kernel."""
 
         def main(world):
             box = sk.zeros(2, "int32", "box")
             send[1, 1, world.stream](box, 5)
             world.barrier() if correct else world.stream.synchronize()
-            return read(world, box)
+            return how(world, box)
 
         return main
-
-    return host_reads_what_a_peers_kernel_stores
-
-
-for way, store in STORES.items():
-    planted(RaceError, HOSTS, "box", "world.barrier()", right=[[5]] * 2, source=(store, fetch), way=way)(
-        host_stores(store)
-    )
-for way, read in READS.items():
-    planted(RaceError, HOSTS, "box", "world.barrier()", right=[5] * 2, source=(read, send), way=way)(
-        host_reads(read)
-    )
 
 
 @cuda.jit

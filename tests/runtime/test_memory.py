@@ -7,6 +7,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
+from emulated import spmd
 from fast import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,10 +22,6 @@ from shmemkit.runtime.symmetric_memory import DTYPES, as_dtype, as_shape
 def world():
     with sk.init("emulator") as world:
         yield world
-
-
-def spmd(n, main, **options):
-    return sk.emu.run(lambda: main(sk.init()), n, **options)
 
 
 # ---- what they hold
