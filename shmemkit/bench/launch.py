@@ -13,6 +13,8 @@ import shmemkit as sk
 from shmemkit.runtime.launch import bind
 
 from . import first_launch
+from .command import Command
+from .options import DEFAULT, positive
 from .refusal import Refused, agreed
 from .results import DRIVER
 
@@ -116,3 +118,23 @@ def run(world, results, options, progress):
         if options.first:
             for cache, us in first_launch.times(step).items():
                 results.add("first_launch", f"cache {cache}", us=us)
+
+
+def _number(text, default):
+    return {"type": positive, "default": default, "metavar": "N", "help": text}
+
+
+_first = "the first launch in a new process, too, by the state of shmemkit's cache; with one rank"
+COMMANDS = [
+    Command(
+        "launch",
+        "what a launch costs the host, and a kernel in a CUDA graph",
+        run=run,
+        options=[
+            ("--batches", _number(DEFAULT, 21)),
+            ("--batch-size", _number(f"launches per batch; {DEFAULT}", 200)),
+            ("--first", {"action": "store_true", "help": _first}),
+        ],
+        emulated={"batches": 3, "batch_size": 5},
+    )
+]

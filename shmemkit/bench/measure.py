@@ -59,6 +59,7 @@ class Contender:
     ran: str | None = None
     version: str | None = None
     rooms: list[str] | None = None
+    symmetric = False  # whether its result is in symmetric memory, where that is varied
 
     def __init__(self, world):
         self.world = world
@@ -66,7 +67,12 @@ class Contender:
     @property
     def about(self):
         """What a row says of it."""
-        return {"took": self.took, "ran": self.ran, "version": self.version, "rooms": self.rooms}
+        out = "symmetric" if self.symmetric else None
+        return {"out": out, "took": self.took, "ran": self.ran, "version": self.version, "rooms": self.rooms}
+
+    def forget(self):
+        """What was noted of an earlier case."""
+        self.took = self.ran = self.rooms = None
 
     def start(self, case):
         self._case, self.out = case, case.output()
@@ -82,6 +88,36 @@ class Contender:
 
     def close(self):
         pass
+
+
+class Ours(Contender):
+    """One method of the case's host object, within a budget of multiprocessors or None, `sms`, into private
+    or, with `symmetric`, symmetric memory; `more` goes to the object, too. What it is made and called with,
+    the case says."""
+
+    _object: Any = None
+
+    def __init__(self, world, method="auto", symmetric=False, sms=None, **more):
+        super().__init__(world)
+        self.method, self.symmetric = name_of(method, sms), symmetric
+        self._chosen = {"method": method, "sms": sms, **more}
+
+    def start(self, case):
+        self._object = case.object(**self._chosen)
+        self.out = case.output_for(self._object, self.symmetric)
+        self._arguments = case.arguments
+        self._options = {"out": self.out if self.out.size else None, **case.options}  # gather: the root's
+        if self._chosen["method"] == "auto":
+            self.took = case.choice(self._object, self.symmetric)
+
+    def call(self):
+        self._object(*self._arguments, **self._options)
+
+    def stop(self):
+        super().stop()
+        if hasattr(self._object, "free"):
+            self._object.free()
+        self._object = self._arguments = self._options = None
 
 
 def measure(world, timer, case, contender):
@@ -137,6 +173,7 @@ def _set_up(world, timer, case, contender):
     """-> (replay, what is wrong with the first result or "")"""
     if launched:
         launched(world)  # what others launched is not the contender's
+    contender.forget()
     agreed(world, lambda: contender.start(case))
     if contender.out is not None:
         case.spoil(contender.out)

@@ -19,9 +19,10 @@ from shmemkit.collectives import cost_model, tuning
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.support.settings import listed
 
+from . import options as kinds
 from .cases import CASES
-from .collectives import Ours
-from .measure import measure
+from .command import Command
+from .measure import Ours, measure
 from .refusal import Refused, agreed
 from .results import Row
 from .sizes import size_text
@@ -128,6 +129,10 @@ def outputs_of(op):
 
 def run(world, results, options, progress):
     """Measure, and write entries. Collective."""
+    if not options.table and world.backend.name == "emulator":
+        raise SystemExit(
+            "tune: this is the emulator, whose times mean nothing. To try the command out, give --table FILE"
+        )
     table = options.table or tuning.user_file()
     tuner, timer = Tuner(world, table, options.seconds), sk.Timer(world, options.iters, options.replays)
     left, problems = [], []
@@ -183,3 +188,24 @@ def _write(tuner, op):
         return [str(error)]
     tuner._from_first(lambda: tuning.update(tuner.table, op, entry))
     return []
+
+
+_file = f"the table; default: the user's, {tuning.user_file()}. FILE.part keeps what is not complete yet"
+_seconds = f"begin no case later than so many seconds from the start; {kinds.DEFAULT}"
+_ops = {"type": kinds.some_of(lambda: tuple(CASES)), "default": list(CASES), "metavar": "A,B"}
+COMMANDS = [
+    Command(
+        "tune",
+        "the tuning table of all collectives: the methods that may be the fastest, each at some sizes",
+        run=run,
+        sizes="of the full array; between two with different methods it measures one more",
+        usual=SIZES,
+        dtypes=("bfloat16", "float16", "float32"),
+        iters="20 up to 4 MB, 5 above",
+        options=[
+            ("--ops", _ops | {"help": f"some of {', '.join(CASES)}; default: all"}),
+            ("--seconds", {"type": kinds.positive, "default": SECONDS, "metavar": "N", "help": _seconds}),
+            ("--table", {"type": kinds.path, "metavar": "FILE", "help": _file}),
+        ],
+    )
+]

@@ -15,7 +15,7 @@ import shmemkit as sk
 from shmemkit.bench import tune_all as tune_all_module
 from shmemkit.bench.__main__ import main as bench
 from shmemkit.bench.__main__ import parse
-from shmemkit.bench.collectives import host_of
+from shmemkit.bench.cases import host_of
 from shmemkit.bench.results import Row
 from shmemkit.bench.sizes import parse_sizes
 from shmemkit.bench.tune import entry_of

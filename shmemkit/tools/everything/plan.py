@@ -17,7 +17,7 @@ from shmemkit.bench import (
     layers,
     rms_norm,
 )
-from shmemkit.bench.collectives import HOSTS
+from shmemkit.bench.cases import CASES
 from shmemkit.bench.results import NCCL_WAYS
 from shmemkit.bench.sizes import parse_size, size_text
 
@@ -27,7 +27,7 @@ AUTO, ALL = "auto", "all methods"
 PEERS = {"all_gather": ("torch_symm",), "all_reduce": ("torch_one_shot", "torch_two_shot")}
 PREFILL = "--tokens 4096 --experts 256 --max-rows 40960".split()
 SMALL_M = ",64x28672x8192,16x28672x8192"  # of gemm_ar, for decoding
-WITH_NCCL = {*HOSTS, "ag_gemm", "gemm_rs", "gemm_ar", "expert_parallel", "barrier"}  # commands with --nccl
+WITH_NCCL = {*CASES, "ag_gemm", "gemm_rs", "gemm_ar", "expert_parallel", "barrier"}  # commands with --nccl
 START = 20  # seconds until the ranks of a process begin
 
 
@@ -132,11 +132,11 @@ def _full(gpus):
     found = []
     for n in several:
         first = [_collective("all_reduce", n, AUTO, SIZES), _layer("ag_gemm", n, layers.SHAPES)]
-        rest = [_collective(op, n, AUTO, SIZES) for op in HOSTS if op != "all_reduce"]
+        rest = [_collective(op, n, AUTO, SIZES) for op in CASES if op != "all_reduce"]
         found += first + rest + _layers(n)
     found += _alone()
     for n in several:
-        found += [_collective(op, n, ALL, SIZES) for op in HOSTS]
+        found += [_collective(op, n, ALL, SIZES) for op in CASES]
     return found
 
 
@@ -155,7 +155,7 @@ def _quick(gpus):
                 case = ("8192x8192x8192",)
             seconds = (min(seconds[0], 5),)
             found.append(batch._replace(what=AUTO, arguments=arguments, cases=case, seconds=seconds, start=3))
-    moved = [_collective(op, gpus, AUTO, QUICK_SIZES)._replace(start=4) for op in HOSTS]
+    moved = [_collective(op, gpus, AUTO, QUICK_SIZES)._replace(start=4) for op in CASES]
     return [*moved[:4], *found, *moved[4:]]
 
 
@@ -214,7 +214,7 @@ def _emulated(ranks):
     """Small ones: times mean nothing there."""
     few = ("1K", "2K")
     found = [
-        Batch(op, ranks, AUTO, [op, "--methods", "auto", "--vs", ""], "--sizes", few, (2, 2)) for op in HOSTS
+        Batch(op, ranks, AUTO, [op, "--methods", "auto", "--vs", ""], "--sizes", few, (2, 2)) for op in CASES
     ]
     return found + [
         _shaped("all_reduce_rms_norm", ranks, ["all_reduce_rms_norm", "--vs", ""], "1x64,2x64", 1, 2),
