@@ -8,11 +8,10 @@ rounds: the products (``Gemm``, cuBLAS) and the gathering (the copies that overl
 
 from typing import Any
 
-import shmemkit as sk
 from shmemkit.collectives.all_gather.push_ahead import PushAhead
 
 from . import gemm, layers, product_cases
-from .cases import AllGatherCase, Checked
+from .cases import AllGatherCase
 from .command import Entry
 from .layers import Step
 from .measure import Contender
@@ -33,42 +32,44 @@ class Product(product_cases.GemmCase):
 
     @property
     def mine(self):
-        """A copy of this rank's rows."""
+        """This rank's rows."""
         rows = self.shape[0] // self.world.n_ranks
-        return self.x[self.world.rank * rows : (self.world.rank + 1) * rows].copy()
+        return self.x[self.world.rank * rows : (self.world.rank + 1) * rows]
+
+    @property
+    def whole(self):
+        return self.x
 
 
 class Gathering(AllGatherCase):
-    """The gathering alone."""
+    """The gathering alone, of M rows of K elements: the product's `whole`, of which each rank has `mine`."""
 
-    def __init__(self, product):
+    def __init__(self, product, m, k):
         self.product = product
-        m, _, k = product.shape
         super().__init__(product.world, m * k * product.dtype.itemsize, product.dtype, unit=1)
 
     def make(self):
-        self.x = self.product.mine.reshape(-1)
-        self.expected = self.product.x.reshape(-1).view("uint8").copy()
+        self.x = self.product.mine.copy().reshape(-1)
+        self.expected = self.product.whole.copy().reshape(-1).view("uint8")
 
 
 class Both(product_cases.GemmCase):
     """Both. The result is that of the product, and checked by its operands, which change when these do."""
 
     op, host = "ag_gemm", "AllGatherGemm"
-    object = Checked.object
 
     def __init__(self, product, gathering):
         super().__init__(product.world, product.shape, product.dtype)
         self.product, self.gathering, self.bytes = product, gathering, gathering.bytes
         m, n, k = product.shape
         self.shape_text = text_of((m, n * self.world.n_ranks, k))
-        self._found, self.sizes = product._found, (self.bytes,)
+        self._found, self.made_of = product._found, (self.world, self.bytes)
 
     def choice(self, host, symmetric):
         return host.method_for(self.x.shape, self.dtype, self.b.shape[1])
 
     def make(self):
-        self.x, self.b = self.product.mine, self.product.b
+        self.x, self.b = self.product.mine.copy(), self.product.b
 
     def steps(self, empty):
         gathered = empty(self.product.x.shape, self.dtype)
@@ -102,12 +103,12 @@ class Copies(Contender):
 def plan(world, options):
     def cases(shape, dtype):
         alone = Product(world, layers.share(world, "ag_gemm", shape), dtype)
-        gathering = Gathering(alone)
+        gathering = Gathering(alone, shape[0], shape[2])
         return {"product": alone, "gathering": gathering, None: Both(alone, gathering)}
 
     copies = Entry(Copies(world), "gathering")
-    return layers.plan(world, options, copies, "gathering", sk.AllGatherGemm, TorchGatherProduct, cases)
+    return layers.plan(world, options, copies, "gathering", "AllGatherGemm", TorchGatherProduct, cases)
 
 
 _fused, _other = "fused_all_gather_matmul", "NCCL's all-gather and then cuBLAS"
-COMMANDS = [layers.command("ag_gemm", sk.AllGatherGemm, plan, _other, "M and N", _fused)]
+COMMANDS = [layers.command("ag_gemm", "AllGatherGemm", plan, _other, "M and N", _fused)]

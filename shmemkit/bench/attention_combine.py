@@ -36,7 +36,7 @@ class CombineCase(Checked):
 
     def __init__(self, world, shape, dtype):
         self.world, self.result, self.dtype, self.shape_text = world, shape, dtype, text_of(shape)
-        self.of_rows, self.sizes = math.prod(shape) * dtype.itemsize, (*shape, dtype)
+        self.of_rows, self.made_of = math.prod(shape) * dtype.itemsize, (world, *shape, dtype)
         self.bytes = self.of_rows + 4 * math.prod(shape[:2])
 
     def object(self, method, **chosen):
@@ -122,7 +122,7 @@ COMMANDS = [
         unit="BATCHxHEADSxHEAD_DIM",
         what="batch, heads, elements of a row",
         dtypes=tuple(ERROR),
-        methods=lambda: tuple(FORMS),
+        methods=tuple(FORMS),
         without="both",
         peers=dict.fromkeys(PEERS, ""),
         iters="20",

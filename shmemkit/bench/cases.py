@@ -40,9 +40,9 @@ class Checked:
 
     and for ``Ours``
 
-    host, sizes  the name of the class, and what it is made with, behind the World
-    given        the names of arrays that a call takes
-    options      and its keywords
+    host, made_of  the name of the class, and what it is made of
+    given          the names of arrays that a call takes
+    options        and its keywords
     """
 
     world: World
@@ -53,7 +53,7 @@ class Checked:
     x: Any
     make: Callable
     host: str
-    sizes: tuple = ()
+    made_of: tuple = ()
     given: tuple[str, ...] = ("x",)
     _found: Callable[[Any], str]
     signs: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Checked:
 
     def object(self, **chosen):
         """-> the object of ours, for a method and a budget"""
-        return getattr(sk, self.host)(self.world, *self.sizes, **chosen)
+        return getattr(sk, self.host)(*self.made_of, **chosen)
 
     def output(self, empty=None):
         """An array for the result: this rank's own, or of ``empty(shape, dtype)``."""
@@ -133,7 +133,7 @@ class Case(Checked):
         self.world, self.dtype, self.n_bytes = world, dtype, n_bytes
         self.segment = max(n_bytes // world.n_ranks // unit * unit, dtype.itemsize)
         self.bytes = self.segment * world.n_ranks
-        self.host, self.sizes = named(self.op), (self.bytes,)
+        self.host, self.made_of = named(self.op), (world, self.bytes)
         self.result = ((self.segment if self.of_rank else self.bytes) // dtype.itemsize,)
 
     def random(self, rank):

@@ -1,12 +1,10 @@
 """``bench all_gather``, ``all_reduce``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``gather``,
 ``scatter`` and ``reduce``: every method of the host object, and NCCL and PyTorch, at every size."""
 
-import functools
-
 from shmemkit.collectives import tuning
 
 from . import options
-from .cases import CASES, methods, named
+from .cases import CASES, named
 from .command import Command, Entry
 from .measure import Ours, budgets
 from .nccl import Nccl
@@ -69,7 +67,7 @@ def _command(case):
         limited=True,
         sizes="of the full array, rounded down to a multiple of 16 per rank, or up to an element",
         dtypes=DTYPES,
-        methods=functools.partial(methods, case.op),
+        host=named(case.op),
         without="all of them, and auto",
         peers=PEERS,
         vs=",".join(NCCL_WAYS),

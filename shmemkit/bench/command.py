@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import shmemkit as sk
+
 from .measure import Contender
 
 
@@ -38,7 +40,8 @@ class Command:
                 `parse`: text -> shapes, in place of (integers, ...)
     sizes       of --sizes: of what they are the bytes; None without the option. `usual`: the default
     dtypes      of --dtype
-    methods     () -> those of --methods; `default`: as a text, else `without` says what it is
+    host        the name of the class whose methods, and auto, --methods takes; `methods`: in place of these.
+                `default`: as a text, else `without` says what it is
     peers       of --vs: {word: what it is}; `vs`: the default, else all
     sms         whether it has --sms
     iters       of --iters: the default, in words; None without the option
@@ -60,7 +63,8 @@ class Command:
     sizes: str | None = None
     usual: str = "8K:256M"
     dtypes: Sequence[str] = ()
-    methods: Callable | None = None
+    host: str | None = None
+    methods: Sequence[str] = ()
     default: str | None = None
     without: str = "auto, and all for so many nodes"
     peers: dict[str, str] = field(default_factory=dict)
@@ -70,3 +74,8 @@ class Command:
     options: Sequence[tuple[str, dict[str, Any]]] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
     emulated: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def known(self):
+        """What --methods takes."""
+        return self.methods or (self.host and ("auto", *getattr(sk, self.host).methods))

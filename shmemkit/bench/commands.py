@@ -66,9 +66,9 @@ def add_parser(commands, command, emulated):
         add("--plot", type=options.plot, metavar="FILE", help=text)
     if command.dtypes:
         add("--dtype", choices=command.dtypes, default="bfloat16", help=options.DEFAULT)
-    if command.methods:
-        text = f"some of {', '.join(command.methods())}; default {command.default or command.without}"
-        known = options.some_of(command.methods)
+    if command.known:
+        text = f"some of {', '.join(command.known)}; default {command.default or command.without}"
+        known = options.some_of(lambda: command.known)
         add("--methods", type=known, default=command.default, metavar="A,B", help=text)
     if command.peers:
         words = [f"{word} ({what})" if what else word for word, what in command.peers.items()]

@@ -79,22 +79,6 @@ class Products(grouped_gemm.GroupedCase):
         self.make_counts()
 
 
-class First:
-    """What ``ag_gemm.Gathering`` takes of a product."""
-
-    def __init__(self, products):
-        self.products, self.world, self.dtype = products, products.world, products.dtype
-        self.shape = products.m, products.shape.n, products.shape.k
-
-    @property
-    def mine(self):
-        return self.products.mine.copy()
-
-    @property
-    def x(self):
-        return self.products.whole
-
-
 class Layer(Counted):
     """Both. A subclass has its result's shape, make() and `_expected`, of the rows `checked`."""
 
@@ -119,7 +103,7 @@ class FirstLayer(Layer):
 
     def __init__(self, shape, products, n_bytes):
         super().__init__(shape, products, n_bytes)
-        self.result, self.sizes = products.result, (n_bytes,)
+        self.result, self.made_of = products.result, (self.world, n_bytes)
 
     def make(self):
         xp, products = self.world.xp, self.products
@@ -142,8 +126,8 @@ class SecondLayer(Layer):
 
     def __init__(self, shape, products, n_bytes):
         super().__init__(shape, products, n_bytes)
-        m, n = products.m, products.shape.n
-        self.result, self.sizes = (m // self.world.n_ranks, n), (m, products.topk, n, self.dtype)
+        m, n, world = products.m, products.shape.n, self.world
+        self.result, self.made_of = (m // world.n_ranks, n), (world, m, products.topk, n, self.dtype)
 
     def make(self):
         xp, products, world = self.world.xp, self.products, self.world
@@ -262,7 +246,7 @@ def _cases_of(world, op, shape, dtype):
     m, n, k, *_ = shape
     if op == "ag_grouped_gemm":
         whole = FirstLayer(shape, products, m * k * dtype.itemsize)
-        return {"product": products, "gathering": Gathering(First(products)), None: whole}
+        return {"product": products, "gathering": Gathering(products, m, k), None: whole}
     whole = SecondLayer(shape, products, m * n * dtype.itemsize)
     reduction = CASES["reduce_scatter"](world, whole.bytes, dtype, unit=1)
     return {"product": products, "reduction": reduction, None: whole}
@@ -277,7 +261,7 @@ COMMANDS = [
         unit="MxNxKxExTOPK",
         what="of the whole layer, experts, and experts of a token",
         dtypes=("bfloat16", "float16"),
-        methods=lambda host=host: ("auto", *getattr(sk, host).methods),
+        host=host,
         peers={"torch": "NCCL and torch._grouped_mm", "loop": "NCCL and a product of cuBLAS for each expert"},
         iters=BY_SIZE,
         emulated={"shapes": "8x16x16x2x2"},

@@ -33,7 +33,7 @@ from .cases import Checked
 from .command import Command, Entry
 from .measure import Contender
 from .nccl import Nccl
-from .options import DEFAULT, positive
+from .options import number
 from .results import NCCL, NCCL_ONCE
 
 OPS = ("expert_dispatch", "expert_combine", "expert_parallel")
@@ -296,10 +296,6 @@ def plan(world, options):
     return [Entry(contender) for contender in contenders], [{None: ExpertCase(op, data)} for op in OPS]
 
 
-def _number(text, default=None):
-    return {"type": positive, "default": default, "metavar": "N", "help": text}
-
-
 _rows = "rows that a rank receives at most, in one buffer: for a prefill; default: a place for each row"
 COMMANDS = [
     Command(
@@ -311,11 +307,11 @@ COMMANDS = [
         dtypes=("bfloat16", "float16", "float32"),
         peers={NCCL: "a row for each expert of a token", "nccl_once": "for each rank"},
         options=[
-            ("--tokens", _number(f"tokens of each rank; {DEFAULT}", 128)),
-            ("--hidden", _number(f"elements of a token; {DEFAULT}", 7168)),
-            ("--experts", _number(f"experts of all ranks; {DEFAULT}", 32)),
-            ("--top-k", _number(f"experts of a token; {DEFAULT}", 8)),
-            ("--max-rows", _number(_rows)),
+            ("--tokens", number("tokens of each rank", 128)),
+            ("--hidden", number("elements of a token", 7168)),
+            ("--experts", number("experts of all ranks", 32)),
+            ("--top-k", number("experts of a token", 8)),
+            ("--max-rows", number(_rows)),
         ],
         emulated={"tokens": 4, "hidden": 64, "experts": 8, "top_k": 2},
     )

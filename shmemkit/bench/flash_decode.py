@@ -46,7 +46,7 @@ class DecodeCase(Checked):
         self.world, self.shape_text, self.dtype, self.own = world, text_of(shape), dtype, own
         self.tokens, self.kv_heads, self.group = shape
         self.head_dim, self.batch, self.heads = head_dim, batch, self.kv_heads * self.group
-        self.sizes = batch, self.heads, self.kv_heads, head_dim, dtype
+        self.made_of = world, batch, self.heads, self.kv_heads, head_dim, dtype
         self.result, self.signs = (batch, self.heads, head_dim), () if own else ("v",)
         self.bytes = 2 * batch * self.tokens * self.kv_heads * head_dim * dtype.itemsize
         self.iters = min(MOST, max(2, (1 << 30) // self.bytes))
@@ -218,7 +218,6 @@ def plan(world, given):
 
 
 _dims = {"type": int, "choices": (64, 128), "default": 128, "help": options.DEFAULT}
-_batch = {"type": options.positive, "default": 1, "metavar": "N", "help": "sequences; default 1"}
 COMMANDS = [
     Command(
         "flash_decode",
@@ -235,7 +234,7 @@ COMMANDS = [
             COPY: "of half of k and v",
         },
         iters=BY_SIZE,
-        options=[("--batch", _batch), ("--head-dim", _dims)],
+        options=[("--batch", options.number("sequences", 1)), ("--head-dim", _dims)],
         emulated={"shapes": "16x8x1"},
     )
 ]

@@ -7,8 +7,6 @@ Alone, in the same rounds: the products (``Gemm``, cuBLAS) and the reduction (ou
 "auto", NCCL's).
 """
 
-import shmemkit as sk
-
 from . import gemm, layers, product_cases
 from .cases import CASES
 from .command import Entry
@@ -19,8 +17,8 @@ from .shapes import text_of
 from .torch_peer import TorchProductScatter
 
 OPS = {
-    "gemm_rs": ("reduce_scatter", sk.GemmReduceScatter),
-    "gemm_ar": ("all_reduce", sk.GemmAllReduce),
+    "gemm_rs": ("reduce_scatter", "GemmReduceScatter"),
+    "gemm_ar": ("all_reduce", "GemmAllReduce"),
 }
 ERROR = 3  # times that of a product: each rank's part is rounded, too
 
@@ -35,14 +33,11 @@ class Both(product_cases.GemmCase):
         self.op, self.product, self.reduction = op, product, reduction
         (m, n, k), world = product.shape, self.world
         self.shape_text = text_of((m, k * world.n_ranks, n))
+        self.host, self.made_of = OPS[op][1], (world, m, n, self.dtype)
         self.bytes, self._rows = reduction.bytes, range(m)
         if op == "gemm_rs":
             self._rows = self._rows[world.rank * m // world.n_ranks :][: m // world.n_ranks]
         self.result = len(self._rows), n
-
-    def object(self, **chosen):
-        m, n, _ = self.shape
-        return OPS[self.op][1](self.world, m, n, self.dtype, **chosen)
 
     def output_for(self, host, symmetric):
         return host.output(self.result) if self.op == "gemm_ar" else self.output()

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import shmemkit as sk
 from shmemkit.gemm import grouped
 from shmemkit.gemm.problem import FLOAT8
 from shmemkit.runtime.symmetric_memory import as_dtype
@@ -85,7 +84,7 @@ def parse_shapes(text):
 class GroupedCase(Counted):
     """A grouped product: `x`, `w`, and `counts`, `ends` on the GPU."""
 
-    op, signs, given = "grouped_gemm", ("x",), ("x", "w", "counts")
+    op, host, given, signs = "grouped_gemm", "GroupedGemm", ("x", "w", "counts"), ("x",)
     w: Any
 
     def __init__(self, world, shape, dtype: Any):
@@ -96,9 +95,6 @@ class GroupedCase(Counted):
         self.weight_bytes = sum(map(bool, self.on_host)) * shape.n * shape.k * dtype.itemsize
         self.bytes = (self.rows * (shape.n + shape.k) + self.weights) * dtype.itemsize
         self.allowed = ERROR.get(dtype.name, 0.0)
-
-    def object(self, **chosen):
-        return sk.GroupedGemm(**chosen)
 
     def rates(self, us, entry):
         weights = None if entry.case else self.weight_bytes / us * 1e-3
@@ -226,7 +222,7 @@ COMMANDS = [
         what="experts, rows of each, N, K; with zipf, rows of a mean expert",
         parse=parse_shapes,
         dtypes=DTYPES,
-        methods=lambda: METHODS,
+        methods=METHODS,
         default="auto",
         peers={
             "cublas": "one dense product, through PyTorch where it is installed, else CuPy",

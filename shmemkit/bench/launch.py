@@ -14,7 +14,7 @@ from shmemkit.runtime.launch import bind
 
 from . import first_launch
 from .command import Command
-from .options import DEFAULT, positive
+from .options import number
 from .refusal import Refused, agreed
 from .results import DRIVER
 
@@ -120,10 +120,6 @@ def run(world, results, options, progress):
                 results.add("first_launch", f"cache {cache}", us=us)
 
 
-def _number(text, default):
-    return {"type": positive, "default": default, "metavar": "N", "help": text}
-
-
 _first = "the first launch in a new process, too, by the state of shmemkit's cache; with one rank"
 COMMANDS = [
     Command(
@@ -131,8 +127,8 @@ COMMANDS = [
         "what a launch costs the host, and a kernel in a CUDA graph",
         run=run,
         options=[
-            ("--batches", _number(DEFAULT, 21)),
-            ("--batch-size", _number(f"launches per batch; {DEFAULT}", 200)),
+            ("--batches", number("batches", 21)),
+            ("--batch-size", number("launches per batch", 200)),
             ("--first", {"action": "store_true", "help": _first}),
         ],
         emulated={"batches": 3, "batch_size": 5},

@@ -5,6 +5,7 @@ rounds: a rank's product alone, what goes between the ranks alone, and both: by 
 by NCCL and cuBLAS, in turn (``InTurn``), as a user would do otherwise.
 """
 
+import shmemkit as sk
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 from .command import Command, Entry
@@ -90,7 +91,7 @@ def plan(world, options, alone, part, host, fused, cases):
     entries += [Entry(Nccl(world, way, options.nccl), part) for way in ways]
     entries += [Entry(fused(world))] if "torch" in options.vs else []
     entries += [Entry(InTurn(world, way, options.nccl)) for way in ways]
-    methods = options.methods or ("auto", *host.methods_for(world.n_nodes))
+    methods = options.methods or ("auto", *getattr(sk, host).methods_for(world.n_nodes))
     entries += [Entry(Ours(world, method, sms=sms)) for sms in budgets(options) for method in methods]
     return entries, [cases(shape, as_dtype(options.dtype)) for shape in options.shapes]
 
@@ -99,12 +100,12 @@ def command(op, host, plan, other, parts, fused=None):
     """The Command of a layer, of which each rank has `parts`."""
     return Command(
         op,
-        f"every method of {host.__name__}, and {other}",
+        f"every method of {host}, and {other}",
         plan,
         shapes=SHAPES,
         what=f"M, N and K of the whole layer, of which each rank has a part of {parts}",
         dtypes=DTYPES,
-        methods=lambda: ("auto", *host.methods),
+        host=host,
         peers={**dict.fromkeys(NCCL_WAYS, "and cuBLAS"), **({"torch": fused} if fused else {})},
         sms=True,
         iters=BY_SIZE,

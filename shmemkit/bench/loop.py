@@ -27,19 +27,20 @@ def run(command, world, results, options, progress):
             step("what one rank can send to another")
             results.p2p_GBps = p2p.limit(world, Timer(world, options.iters, options.replays))
         while todo:  # the data of one case go before those of the next come
-            _measure(world, results, options, step, command.together, entries, todo.pop(0))
+            measure_case(world, results, options, step, command.together, entries, todo.pop(0))
     for entry in entries:
         entry.contender.close()
 
 
-def _measure(world, results, options, step, together, entries, cases):
-    """The rows of a case."""
+def measure_case(world, results, options, step, together, entries, cases, before=""):
+    """Fill in the rows of `cases`, {part, or None for all: its case}. Collective."""
     whole, refused = cases[None], None
-    step(f"{whole.text}, its data")
+    text = before + whole.text
+    step(f"{text}, its data")
     iters = None if world.backend.name == "emulator" else whole.iters
     timer = Timer(world, options.iters or iters, options.replays)
     pairs = [(cases[entry.case or entry.alone], entry.contender) for entry in entries]
-    texts = [f"{whole.text}, {entry.method}{' alone' * bool(entry.alone)}" for entry in entries]
+    texts = [f"{text}, {entry.method}{' alone' * bool(entry.alone)}" for entry in entries]
     try:
         for case in dict.fromkeys(case for case in cases.values() if case in dict(pairs)):
             agreed(world, case.make)
@@ -50,9 +51,9 @@ def _measure(world, results, options, step, together, entries, cases):
     found: Any = [refused] * len(entries)
     if together and not refused:
         found = measure_all(world, timer, pairs, lambda i: step(texts[i]))
-    for entry, pair, text, known in zip(entries, pairs, texts, found, strict=True):
+    for entry, pair, of_entry, known in zip(entries, pairs, texts, found, strict=True):
         if known is None:
-            step(text)
+            step(of_entry)
         us, note = known or measure(world, timer, *pair)
         about = entry.contender.about | {"shape": whole.shape_text, "alone": entry.alone}
         about |= whole.rates(us, entry) if us else {}

@@ -48,6 +48,12 @@ def positive(text):
     return int(text)
 
 
+def number(text, default=None):
+    """-> argparse's settings of an option that takes one"""
+    text += f"; {DEFAULT}" * bool(default)
+    return {"type": positive, "default": default, "metavar": "N", "help": text}
+
+
 def integers(text):
     return list(dict.fromkeys(positive(part) for part in text.split(",")))
 

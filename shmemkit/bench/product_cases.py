@@ -3,8 +3,6 @@
 import math
 from typing import Any
 
-import shmemkit as sk
-
 from .cases import Checked
 from .shapes import text_of
 
@@ -42,7 +40,7 @@ class Counted(Checked):
 class GemmCase(Counted):
     """A product of one shape: `x`, (M, K), and `b`, (K, N)."""
 
-    op, signs, given = "gemm", ("x",), ("x", "b")
+    op, host, given, signs = "gemm", "Gemm", ("x", "b"), ("x",)
     b: Any
 
     def __init__(self, world, shape, dtype: Any, layout="tn"):
@@ -50,9 +48,6 @@ class GemmCase(Counted):
         m, n, k = shape
         self.operations, self.result = 2 * m * n * k, (m, n)
         self.bytes, self.shape_text = (m * k + n * k + m * n) * dtype.itemsize, text_of(shape)
-
-    def object(self, **chosen):
-        return sk.Gemm(**chosen)
 
     def make(self):
         (m, n, k), by_k = self.shape, self.layout == "tn"

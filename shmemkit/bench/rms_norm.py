@@ -18,7 +18,6 @@ from .shapes import text_of
 from .torch_peer import TorchCall, symmetric_empty, tensor_of
 
 SHAPES, EPS = "1x4096,8x4096,32x4096,128x4096,512x4096,1x8192,8x8192,32x8192,128x8192,512x8192", 1e-5
-METHODS = ("auto", *sk.AllReduceRMSNorm.methods)
 ERROR = 4e-3  # relative, of bfloat16
 
 
@@ -34,7 +33,7 @@ class NormCase(Checked):
 
     def __init__(self, world, shape, dtype):
         self.world, self.result, self.dtype, self.shape_text = world, shape, dtype, text_of(shape)
-        self.bytes, self.sizes = shape[0] * shape[1] * dtype.itemsize, (*shape, dtype)
+        self.bytes, self.made_of = shape[0] * shape[1] * dtype.itemsize, (world, *shape, dtype)
         self.sums = AllReduceCase(world, self.bytes, dtype, unit=1)
 
     def choice(self, host, symmetric):
@@ -106,7 +105,9 @@ PEERS = {"torch_nccl": TorchNccl, "torch_one_shot": TorchOneShot}  # what --vs t
 def plan(world, options):
     entries = [Entry(Ours(world), "all_reduce", "AllReduce")]
     entries += [Entry(PEERS[name](world)) for name in options.vs]
-    entries += [Entry(Ours(world, method)) for method in options.methods or METHODS]
+    entries += [
+        Entry(Ours(world, method)) for method in options.methods or ("auto", *sk.AllReduceRMSNorm.methods)
+    ]
     cases = [NormCase(world, shape, as_dtype(options.dtype)) for shape in options.shapes]
     return entries, [{"all_reduce": case.sums, None: case} for case in cases]
 
@@ -120,7 +121,7 @@ COMMANDS = [
         unit="TOKENSxHIDDEN",
         what="tokens and elements of a row",
         dtypes=("bfloat16", "float16"),
-        methods=lambda: METHODS,
+        host="AllReduceRMSNorm",
         without="all",
         peers=dict.fromkeys(PEERS, ""),
         iters="20",
