@@ -120,8 +120,7 @@ class Case(Checked):
     passes                      how often (n - 1) / n of the bytes go over each link
     of_rank                     whether a result is a rank's segment
     call, each, root            NCCL's call: its name, whether it counts a rank's elements, and the root
-    make(), flip()
-    torch(distributed, x, out)  PyTorch's, on tensors of bytes; ValueError where there is none
+    make(), flip(), torch()
     """
 
     about, size, passes, of_rank, each = "", "", 1, False, True
@@ -149,6 +148,10 @@ class Case(Checked):
     def rates(self, us, entry):
         n = self.world.n_ranks
         return {"bus_GBps": self.passes * self.bytes * (n - 1) / n / us / 1e3}
+
+    def torch(self, distributed, x, out):
+        """PyTorch's call, on tensors of bytes."""
+        raise ValueError(f"PyTorch's {self.op} works in place: it has no other result, and calls may add up")
 
     def kind(self):
         """-> bytes of what NCCL counts, and the arguments behind the count"""
@@ -255,9 +258,6 @@ class BroadcastCase(_Bytes):
         x, sent = (self.bytes_of(r, self.bytes) for r in (self.world.rank, 0))
         self._put(x, sent.copy())
 
-    def torch(self, distributed, x, out):
-        raise ValueError("PyTorch's broadcast works in place, so that the root has no result in `out`")
-
 
 class GatherCase(_ToRoot, _Exchanged, AllGatherCase):
     op, about, call = "gather", "to rank 0", "Gather"
@@ -315,15 +315,9 @@ class ReduceCase(_ToRoot, _Sums):
     def _mine(self, total):
         return self._of_root(total)
 
-    def torch(self, distributed, x, out):
-        raise ValueError("PyTorch's reduce works in place, so that repeated calls would add up")
-
 
 class AllReduceCase(_Sums):
     op, passes, call = "all_reduce", 2, "AllReduce"
-
-    def torch(self, distributed, x, out):
-        raise ValueError("PyTorch's all_reduce works in place, so that repeated calls would add up")
 
 
 class ReduceScatterCase(_Sums):
@@ -339,8 +333,9 @@ class ReduceScatterCase(_Sums):
         distributed.reduce_scatter_tensor(out.view(dtype), x.view(dtype))
 
 
-_moved = AllGatherCase, AllToAllCase, BroadcastCase, GatherCase, ScatterCase
-CASES = {case.op: case for case in (*_moved, AllReduceCase, ReduceScatterCase, ReduceCase)}
+_cases = AllGatherCase, AllReduceCase, ReduceScatterCase, AllToAllCase
+_of_roots = BroadcastCase, GatherCase, ScatterCase, ReduceCase
+CASES = {case.op: case for case in (*_cases, *_of_roots)}  # what matters most comes first
 
 
 def named(op):
@@ -356,3 +351,8 @@ def host_of(op):
 def methods(op):
     """The names that --methods takes."""
     return (*host_of(op).methods, "auto")
+
+
+def title_of(case):
+    """Of a table."""
+    return ", ".join(filter(None, (case.op, case.about))) + f" (size: {case.size})" * bool(case.size)

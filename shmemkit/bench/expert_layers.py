@@ -84,6 +84,7 @@ class Layer(Counted):
 
     signs, error = ("x", "_expected"), 1
     op: str
+    checked: Any
     _expected: Any
 
     def __init__(self, shape, products, n_bytes):

@@ -204,7 +204,7 @@ PEERS = {
 
 
 def plan(world, given):
-    entries = [Entry(kind(world), part) for kind, part in map(PEERS.get, given.vs)]
+    entries = [Entry(kind(world), part) for kind, part in (PEERS[name] for name in given.vs)]
     entries += [Entry(Ours(world), "exchange", "AttentionCombine"), Entry(Ours(world), name="FlashDecode")]
 
     def cases(shape):

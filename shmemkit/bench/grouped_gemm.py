@@ -77,7 +77,7 @@ def parse_shapes(text):
     for part in text.lower().split(","):
         spread = "zipf" if part.strip().endswith("zipf") else ""
         (sizes,) = shapes.parse_shapes(part.strip().removesuffix(spread), "ExROWSxNxK")
-        found.append(Shape(*sizes, spread))
+        found.append(Shape._make((*sizes, spread)))
     return found
 
 
