@@ -10,14 +10,18 @@ contender is stopped, and its note says why; the others go on. Nothing is under 
 compiling and loading may wait for all that runs.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from .refusal import Refused, agreed
 
-# None, or ``launched(world)``: the modules of the kernels launched since its last call.
-launched: Callable[[Any], list[str] | None] | None = None
+
+def noting(world) -> Any:
+    """-> a context; what it gives is None, or has take(): the modules of the kernels launched in it. Another
+    program may put its own in the place of this."""
+    return contextlib.nullcontext()
 
 
 def budgets(options):
@@ -36,7 +40,7 @@ class Contender:
 
     out            where the result is; None before the first call if that makes it
     took           the method that "auto" took, or None
-    rooms          the modules of the kernels that it launched, if ``launched`` says it
+    rooms          the modules of the kernels that it launched, if ``noting`` says it
     ran, version   the kernels of a call, and the version of the library, where they are known
     start(case)    set up for a case
     call()         enqueue one
@@ -171,18 +175,17 @@ def _measure(world, timer, pairs, step, times):
 
 def _set_up(world, timer, case, contender):
     """-> (replay, what is wrong with the first result or "")"""
-    if launched:
-        launched(world)  # what others launched is not the contender's
     contender.forget()
-    agreed(world, lambda: contender.start(case))
-    if contender.out is not None:
-        case.spoil(contender.out)
-    agreed(world, contender.call)
-    wrong = case.check(contender.out)
     capture = contender.capture or functools.partial(timer.capture, contender.call)
     iters = timer.iters_for(case.bytes)
-    replay = agreed(world, lambda: capture(iters))
+    with noting(world) as launches:
+        agreed(world, lambda: contender.start(case))
+        if contender.out is not None:
+            case.spoil(contender.out)
+        agreed(world, contender.call)
+        wrong = case.check(contender.out)
+        replay = agreed(world, lambda: capture(iters))
+        contender.rooms = launches and launches.take()
     if graph := getattr(replay, "graph", None):
         contender.captured(graph, iters)
-    contender.rooms = launched(world) if launched else None
     return replay, wrong
