@@ -30,8 +30,9 @@ class Command:
     """A command of ``shmemkit bench``: what it measures, and its options.
 
     name, text  of the command
-    plan        (world, options) -> ([Entry, ...], [{part, or None for all: its case}, ...]), the cases'
-                data are made in this order. That of all says what rows have
+    plan        (world, options) -> ([Entry, ...], [{part, or None for all: its case}, ...]): what is
+                compared, and for each shape or size the cases, whose data are made in this order. That of
+                all says what rows have
     together    whether all of a case are timed in the same rounds
     limited     whether rates are compared with what one rank can send to another
     run         (world, results, options, progress): measures, in place of ``loop.run``

@@ -40,15 +40,16 @@ def measure_case(world, results, options, step, together, entries, cases, before
     iters = None if world.backend.name == "emulator" else whole.iters
     timer = Timer(world, options.iters or iters, options.replays)
     pairs = [(cases[entry.case or entry.alone], entry.contender) for entry in entries]
+    used = {case for case, _ in pairs}
     texts = [f"{text}, {entry.method}{' alone' * bool(entry.alone)}" for entry in entries]
     try:
-        for case in dict.fromkeys(case for case in cases.values() if case in dict(pairs)):
+        for case in dict.fromkeys(case for case in cases.values() if case in used):
             agreed(world, case.make)
     except Refused as reason:
         refused = None, f"refused: {reason}"
         for entry in entries:
             entry.contender.forget()
-    found: Any = [refused] * len(entries)
+    found: Any = [refused] * len(entries)  # None: each will be measured by itself
     if together and not refused:
         found = measure_all(world, timer, pairs, lambda i: step(texts[i]))
     for entry, pair, of_entry, known in zip(entries, pairs, texts, found, strict=True):

@@ -121,7 +121,7 @@ class Ours(Contender):
         super().stop()
         if hasattr(self._object, "free"):
             self._object.free()
-        self._object = self._arguments = None
+        self._object, self._arguments, self._options = None, (), {}
 
 
 def measure(world, timer, case, contender):
