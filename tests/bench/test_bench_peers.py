@@ -622,7 +622,7 @@ def layers(op, way, path):
         gpus = as_of_gpus(world)
         if op == "ag_gemm":
             product = ag_gemm.Product(world, (4, 5, 4), dtype)
-            between = ag_gemm.Gathering(product)
+            between = ag_gemm.Gathering(product, 4, 4)
             both = ag_gemm.Both(product, between)
             ours = [measure.Ours(world, "sequential"), TorchGatherProduct(gpus)]
         else:
