@@ -176,7 +176,6 @@ def _measure(world, timer, pairs, step, times):
 def _set_up(world, timer, case, contender):
     """-> (replay, what is wrong with the first result or "")"""
     contender.forget()
-    capture = contender.capture or functools.partial(timer.capture, contender.call)
     iters = timer.iters_for(case.bytes)
     with noting(world) as launches:
         agreed(world, lambda: contender.start(case))
@@ -184,6 +183,7 @@ def _set_up(world, timer, case, contender):
             case.spoil(contender.out)
         agreed(world, contender.call)
         wrong = case.check(contender.out)
+        capture = contender.capture or functools.partial(timer.capture, contender.call)
         replay = agreed(world, lambda: capture(iters))
         contender.rooms = launches and launches.take()
     if graph := getattr(replay, "graph", None):
