@@ -11,7 +11,7 @@ from typing import Any
 import earlier
 
 from shmemkit.bench import report
-from shmemkit.bench.collectives import HOSTS, methods
+from shmemkit.bench.cases import CASES, methods
 from shmemkit.bench.results import COMPETITORS, NCCL, NCCL_WAYS, TORCH_NCCL, TORCH_SYMMETRIC, Results
 from shmemkit.bench.sizes import size_text
 
@@ -307,7 +307,7 @@ def read(path) -> Any:
         results.rows = [
             row
             for row in results.rows
-            if row.op not in HOSTS or row.method in COMPETITORS or row.method in methods(row.op)
+            if row.op not in CASES or row.method in COMPETITORS or row.method in methods(row.op)
         ]
         earlier.mark(results)
     return results

@@ -41,13 +41,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # this shmemkit, installed or no
 
 from bench_page import table  # noqa: E402
 
-from shmemkit.bench.collectives import HOSTS, host_of  # noqa: E402
+from shmemkit.bench.cases import CASES, host_of  # noqa: E402
 from shmemkit.bench.results import ranks_of  # noqa: E402
 from shmemkit.collectives import tuning  # noqa: E402
 from shmemkit.tools import ledger  # noqa: E402
 from shmemkit.tools.everything import files  # noqa: E402
 
-PARTS = {host_of(op) for op in HOSTS}  # of which others may be made
+PARTS = {host_of(op) for op in CASES}  # of which others may be made
 
 # ---- digests
 
@@ -82,7 +82,7 @@ def digests_of(made, sizes=True):
 def digests_of_methods(made):
     """-> {op: {method: digest}} of this checkout, for tuning tables; `made`: what a digests.json has."""
     rooms, result = digests_of(made, sizes=False), {}
-    for op in sorted(HOSTS):
+    for op in sorted(CASES):
         kind = host_of(op)
         of_op = result[op] = {}
         for name in sorted(kind._METHODS):

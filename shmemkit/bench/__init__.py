@@ -7,4 +7,9 @@ otherwise.
 
 What is compared is measured in one run, in the same way (``shmemkit.Timer``), and checked bit for bit in that
 run.
+
+command.py   what a command says of itself: its contenders, cases and options; commands.py has all of them
+cases.py     what a case says of itself: its data, the host object, and whether a result is right
+measure.py   contenders, among them ours, and how they are measured
+loop.py      the loop over cases and contenders
 """

@@ -8,19 +8,16 @@ rounds: the products (``Gemm``, cuBLAS) and the gathering (the copies that overl
 
 from typing import Any
 
-import shmemkit as sk
 from shmemkit.collectives.all_gather.push_ahead import PushAhead
 
 from . import gemm, layers, product_cases
-from .cases import AllGatherCase, negate
-from .layers import NCCL_PEERS, Step, by_nccl
-from .measure import Contender, budgets
+from .cases import AllGatherCase
+from .command import Entry
+from .layers import Step
+from .measure import Contender
 from .nccl import Nccl
-from .shapes import Entry, measure_shapes
+from .shapes import text_of
 from .torch_peer import TorchGatherProduct
-
-METHODS = ("auto", *sk.AllGatherGemm.methods)
-PEERS = {**NCCL_PEERS, "torch": "torch (fused_all_gather_matmul)"}  # what --vs takes
 
 
 class Product(product_cases.GemmCase):
@@ -35,54 +32,49 @@ class Product(product_cases.GemmCase):
 
     @property
     def mine(self):
-        """A copy of this rank's rows."""
+        """This rank's rows."""
         rows = self.shape[0] // self.world.n_ranks
-        return self.x[self.world.rank * rows : (self.world.rank + 1) * rows].copy()
+        return self.x[self.world.rank * rows : (self.world.rank + 1) * rows]
+
+    @property
+    def whole(self):
+        return self.x
 
 
 class Gathering(AllGatherCase):
-    """The gathering alone."""
+    """The gathering alone, of M rows of K elements: the product's `whole`, of which each rank has `mine`."""
 
-    def __init__(self, product):
+    def __init__(self, product, m, k):
         self.product = product
-        m, _, k = product.shape
         super().__init__(product.world, m * k * product.dtype.itemsize, product.dtype, unit=1)
 
     def make(self):
-        self.x = self.product.mine.reshape(-1)
-        self.expected = self.product.x.reshape(-1).view("uint8").copy()
+        self.x = self.product.mine.copy().reshape(-1)
+        self.expected = self.product.whole.copy().reshape(-1).view("uint8")
 
 
-class Both:
+class Both(product_cases.GemmCase):
     """Both. The result is that of the product, and checked by its operands, which change when these do."""
 
-    op = "ag_gemm"
+    op, host = "ag_gemm", "AllGatherGemm"
 
     def __init__(self, product, gathering):
-        self.product, self.gathering = product, gathering
-        self.dtype, self.bytes, self.operations = product.dtype, gathering.bytes, product.operations
-        self.output, self.spoil, self.check = product.output, product.spoil, product.check
+        super().__init__(product.world, product.shape, product.dtype)
+        self.product, self.gathering, self.bytes = product, gathering, gathering.bytes
+        m, n, k = product.shape
+        self.shape_text = text_of((m, n * self.world.n_ranks, k))
+        self._found, self.made_of = product._found, (self.world, self.bytes)
+
+    def choice(self, host, symmetric):
+        return host.method_for(self.x.shape, self.dtype, self.b.shape[1])
 
     def make(self):
-        self.x, self.b = self.product.mine, self.product.b
-
-    def flip(self):
-        negate(self.x)
+        self.x, self.b = self.product.mine.copy(), self.product.b
 
     def steps(self, empty):
         gathered = empty(self.product.x.shape, self.dtype)
         yield Nccl, Step(self.x, gathered, nccl=self.gathering.nccl)
         yield gemm.Cublas, Step(gathered, self.output(), self.b)
-
-
-class Ours(layers.Ours):
-    """One method of ``sk.AllGatherGemm``."""
-
-    def make(self, case, **chosen):
-        return sk.AllGatherGemm(self.world, case.bytes, **chosen)
-
-    def choice(self, case):
-        return self._object.method_for(case.x.shape, case.dtype, case.b.shape[1])
 
 
 class Copies(Contender):
@@ -108,17 +100,15 @@ class Copies(Contender):
         self._engine = None
 
 
-def run(world, results, options, progress):
-    """Fill in the rows. Collective."""
-    parts, in_turn = by_nccl(world, options, "gathering")
-    entries = [Entry(gemm.Ours(world, "auto"), "product", "Gemm"), Entry(Copies(world), "gathering"), *parts]
-    entries += [Entry(TorchGatherProduct(world))] if "torch" in options.vs else []
-    methods = options.methods or ("auto", *sk.AllGatherGemm.methods_for(world.n_nodes))
-    entries += in_turn + [Entry(Ours(world, method, sms)) for sms in budgets(options) for method in methods]
-
-    def cases_of(shape, dtype):
+def plan(world, options):
+    def cases(shape, dtype):
         alone = Product(world, layers.share(world, "ag_gemm", shape), dtype)
-        gathering = Gathering(alone)
+        gathering = Gathering(alone, shape[0], shape[2])
         return {"product": alone, "gathering": gathering, None: Both(alone, gathering)}
 
-    measure_shapes(world, results, options, progress, entries, cases_of)
+    copies = Entry(Copies(world), "gathering")
+    return layers.plan(world, options, copies, "gathering", "AllGatherGemm", TorchGatherProduct, cases)
+
+
+_fused, _other = "fused_all_gather_matmul", "NCCL's all-gather and then cuBLAS"
+COMMANDS = [layers.command("ag_gemm", "AllGatherGemm", plan, _other, "M and N", _fused)]

@@ -9,9 +9,10 @@ import numpy as np
 
 import shmemkit as sk
 
-from .measure import Contender, measure
+from .cases import Checked
+from .command import Command, Entry
+from .measure import Contender
 from .nccl import SUM, TYPES, Nccl
-from .refusal import agreed
 from .results import NCCL_WAYS, NVSHMEM
 
 LATE = 2e-3  # seconds
@@ -52,20 +53,16 @@ class Nvshmem(Ours):
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-PEERS = (*NCCL_WAYS, NVSHMEM)  # what --vs takes
-
-
-class BarrierCase:
+class BarrierCase(Checked):
     """What is checked, and NCCL's call; `barrier` enqueues one."""
 
-    op, bytes = "barrier", 0
+    op, bytes, result, dtype = "barrier", 0, (1,), np.dtype("float32")
 
-    def __init__(self, world, barrier):
+    def __init__(self, world, barrier=None):
         self.world, self.barrier = world, barrier
-        self.x = world.xp.zeros(1, "float32")
 
-    def output(self, empty=None):
-        return (empty or self.world.xp.empty)(1, self.x.dtype)
+    def make(self):
+        self.x = self.world.xp.zeros(1, self.dtype)
 
     def nccl(self, comm, x, out):
         comm("AllReduce", x, out, 1, TYPES["float32"], SUM)
@@ -73,15 +70,7 @@ class BarrierCase:
     def spoil(self, out):
         pass
 
-    def flip(self):
-        pass
-
-    def check(self, out):
-        """-> "", or what is wrong, the same on every rank. Collective."""
-        found = agreed(self.world, self._found)
-        return next(filter(None, self.world.host_allgather(found)), "")
-
-    def _found(self):
+    def _found(self, out):
         """Each rank comes too late once, and tells those near it before; they look when they have met."""
         world, me = self.world, self.world.rank
         near = np.flatnonzero(world.near())
@@ -101,15 +90,20 @@ class BarrierCase:
         return wrong
 
 
-def run(world, results, options, progress):
-    """Fill in the rows. Collective."""
-    timer = sk.Timer(world, options.iters, options.replays)
-    contenders = [Ours(world), *(Nccl(world, name, options.nccl) for name in NCCL_WAYS if name in options.vs)]
-    contenders += [Nvshmem(world)] if NVSHMEM in options.vs else []
-    with progress(len(contenders)) as step:
-        for contender in contenders:
-            step(contender.method)
-            us, note = measure(world, timer, BarrierCase(world, contender.call), contender)
-            results.add("barrier", contender.method, us=us, note=note, **contender.about)
-    for contender in contenders:
-        contender.close()
+def plan(world, given):
+    contenders = [Ours(world), *(Nccl(world, name, given.nccl) for name in NCCL_WAYS if name in given.vs)]
+    contenders += [Nvshmem(world)] if NVSHMEM in given.vs else []
+    cases = {each.method: BarrierCase(world, each.call) for each in contenders}
+    return [Entry(each, case=each.method) for each in contenders], [{None: BarrierCase(world), **cases}]
+
+
+COMMANDS = [
+    Command(
+        "barrier",
+        "how long a barrier of the streams of all ranks takes",
+        plan,
+        together=False,
+        peers={**dict.fromkeys(NCCL_WAYS, "NCCL's all-reduce of one element"), NVSHMEM: ""},
+        iters="20",
+    )
+]

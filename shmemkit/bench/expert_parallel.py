@@ -29,22 +29,14 @@ from shmemkit.device.cuda.weighted_sums import weighted_sum
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.symmetric_memory import as_dtype
 
-from . import p2p
-from .cases import Checked, negate
-from .measure import Contender, measure
+from .cases import Checked
+from .command import Command, Entry
+from .measure import Contender
 from .nccl import Nccl
-from .refusal import Refused, agreed
+from .options import number
 from .results import NCCL, NCCL_ONCE
 
 OPS = ("expert_dispatch", "expert_combine", "expert_parallel")
-PEERS = (NCCL, "nccl_once")  # what --vs takes
-ITERS = 20  # calls in a graph
-OPTIONS = (
-    ("--tokens", 128, "tokens of each rank"),
-    ("--hidden", 7168, "elements of a token"),
-    ("--experts", 32, "experts of all ranks"),
-    ("--top-k", 8, "experts of a token"),
-)
 
 
 class Data:
@@ -112,7 +104,9 @@ class Data:
 
 
 class ExpertCase(Checked):
-    """One of OPS, like the cases of ``cases.py``; `y`: what the experts give back."""
+    """One of OPS; `y`: what the experts give back."""
+
+    signs, iters = ("x", "y", "_expected"), 20
 
     def __init__(self, op, data):
         self.op, self.data, self.world, self.dtype = op, data, data.world, data.dtype
@@ -139,15 +133,18 @@ class ExpertCase(Checked):
         self._expected = xp.asarray(wanted.astype(self.dtype))
         self.expected = self._expected.view("uint8")
 
-    def output(self, empty=None):
-        """An array for the result: all that the experts here get, or this rank's tokens."""
-        shape = self.y.shape if self.op == "expert_dispatch" else self.x.shape
-        return (empty or self.world.xp.empty)(shape, self.dtype)
+    @property
+    def text(self):
+        return self.op
 
-    def flip(self):
-        """All signs change."""
-        for array in (self.x, self.y, self._expected):
-            negate(array)
+    @property
+    def result(self):
+        """The shape of all that the experts here get, or of this rank's tokens."""
+        return self.y.shape if self.op == "expert_dispatch" else self.x.shape
+
+    def rates(self, us, entry):
+        trips = 2 if self.op == "expert_parallel" else 1
+        return {"bus_GBps": trips * self.data.far_bytes / us / 1e3 or None}
 
     def _found(self, out):
         out = out.reshape(-1, self.data.hidden).view("uint8")
@@ -293,26 +290,29 @@ def row_sums(dtype):
     return kernel
 
 
-def run(world, results, options, progress):
-    """Fill in the rows. Collective."""
-    emulated = world.backend.name == "emulator"
-    timer = sk.Timer(world, None if emulated else ITERS, options.replays)
-    data = Data(world, options)
-    if world.n_ranks > 1 and not emulated:
-        results.p2p_GBps = p2p.limit(world, timer)
+def plan(world, options):
     contenders = [ByNccl(world, peer == "nccl_once", options.nccl) for peer in options.vs] + [Ours(world)]
-    with progress(len(OPS) * len(contenders)) as step:
-        for op in OPS:
-            case, refused = ExpertCase(op, data), None
-            try:
-                agreed(world, case.make)
-            except Refused as reason:
-                refused = None, f"refused: {reason}"
-            for contender in contenders:
-                step(f"{op}, {contender.method}")
-                us, note = refused or measure(world, timer, case, contender)
-                trips = 2 if op == "expert_parallel" else 1
-                bus = trips * data.far_bytes / us / 1e3 if us and data.far_bytes else None
-                results.add(op, contender.method, case.bytes, us, bus, note=note, **contender.about)
-    for contender in contenders:
-        contender.close()
+    data = Data(world, options)
+    return [Entry(contender) for contender in contenders], [{None: ExpertCase(op, data)} for op in OPS]
+
+
+_rows = "rows that a rank receives at most, in one buffer: for a prefill; default: a place for each row"
+COMMANDS = [
+    Command(
+        "expert_parallel",
+        "dispatch and combine of ExpertParallel, and by NCCL",
+        plan,
+        together=False,
+        limited=True,
+        dtypes=("bfloat16", "float16", "float32"),
+        peers={NCCL: "a row for each expert of a token", "nccl_once": "for each rank"},
+        options=[
+            ("--tokens", number("tokens of each rank", 128)),
+            ("--hidden", number("elements of a token", 7168)),
+            ("--experts", number("experts of all ranks", 32)),
+            ("--top-k", number("experts of a token", 8)),
+            ("--max-rows", number(_rows)),
+        ],
+        emulated={"tokens": 4, "hidden": 64, "experts": 8, "top_k": 2},
+    )
+]

@@ -16,58 +16,59 @@ from typing import Any
 
 import numpy as np
 
-import shmemkit as sk
 from shmemkit.runtime.symmetric_memory import as_dtype
 
+from . import options
 from .attention_combine import CombineCase, TorchCombine
-from .attention_combine import Ours as Exchange
-from .cases import Checked, negate
-from .measure import Contender, measure_all
-from .product_cases import found, random
-from .refusal import Refused, agreed
-from .results import COPY, FLASHINFER, METHOD_OF_ROUNDS, SDPA, SDPA_COMBINE
+from .cases import Checked
+from .command import Command, Entry
+from .measure import Contender, Ours
+from .product_cases import BY_SIZE, MOST, found, random
+from .results import COPY, FLASHINFER, SDPA, SDPA_COMBINE
+from .shapes import text_of
 from .torch_peer import TorchCall, tensor_of
 
-OP, DTYPES, HEAD_DIMS = "flash_decode", ("bfloat16", "float16"), (64, 128)
 SHAPES = ",".join(f"{1 << log}x{heads}" for log in range(10, 18) for heads in ("12x1", "8x4", "8x8"))
-MOST, PAGE = 50, 16  # calls in a graph; tokens of a page of FlashInfer's cache, at most
+PAGE = 16  # tokens of a page of FlashInfer's cache, at most
 ERROR = {"bfloat16": 2**-7, "float16": 2**-10}
 
 
 class DecodeCase(Checked):
     """`q`, the same on all ranks, and the rank's `k` and `v`; `own`, of the rank's tokens only."""
 
-    op = OP
+    op, host, given = "flash_decode", "FlashDecode", ("q", "k", "v", "lengths")
     q: Any
     k: Any
     v: Any
     lengths: Any
 
     def __init__(self, world, shape, dtype, head_dim, batch, own=None):
-        self.world, self.shape, self.dtype, self.own = world, shape, dtype, own
+        self.world, self.shape_text, self.dtype, self.own = world, text_of(shape), dtype, own
         self.tokens, self.kv_heads, self.group = shape
-        self.head_dim, self.batch = head_dim, batch
+        self.head_dim, self.batch, self.heads = head_dim, batch, self.kv_heads * self.group
+        self.made_of = world, batch, self.heads, self.kv_heads, head_dim, dtype
+        self.result, self.signs = (batch, self.heads, head_dim), () if own else ("v",)
         self.bytes = 2 * batch * self.tokens * self.kv_heads * head_dim * dtype.itemsize
+        self.iters = min(MOST, max(2, (1 << 30) // self.bytes))
+
+    def object(self, method, **chosen):
+        return super().object(**chosen)
+
+    def rates(self, us, entry):
+        if entry.alone == "exchange":
+            return {}
+        rate, memory = self.bytes / us * 1e-3, memory_of(self.world)
+        return {"bus_GBps": rate, "of_memory": memory and rate / memory}
 
     def make(self):
         if self.own is not None:  # the same data
-            self.q, self.k, self.v, self.lengths = (
-                getattr(self.own, name) for name in "q k v lengths".split()
-            )
+            self.q, self.k, self.v, self.lengths = self.own.arguments
             return
         xp, heads = self.world.xp, (self.kv_heads, self.head_dim)
-        (self.q,) = random(xp, 0, self.dtype, (self.batch, self.kv_heads * self.group, self.head_dim))
+        (self.q,) = random(xp, 0, self.dtype, self.result)
         shape = self.batch, self.tokens, *heads
         self.k, self.v = random(xp, 1 + self.world.rank, self.dtype, shape, shape)
         self.lengths = xp.full(self.batch, self.tokens, "int32")
-
-    def output(self, empty=None):
-        return (empty or self.world.xp.empty)(self.q.shape, self.dtype)
-
-    def flip(self):
-        """Of all results the signs change."""
-        if self.own is None:
-            negate(self.v)
 
     def _found(self, out):
         """Of the first sequence; a copy has no result."""
@@ -86,47 +87,19 @@ class DecodeCase(Checked):
         return found(xp, out[0], wanted, ERROR[self.dtype.name])
 
 
-class Ours(Contender):
-    """``sk.FlashDecode``."""
-
-    method = "FlashDecode"
-    _op: Any = None
-
-    def start(self, case):
-        super().start(case)
-        heads = case.kv_heads * case.group, case.kv_heads
-        self._op = sk.FlashDecode(self.world, case.batch, *heads, case.head_dim, case.dtype)
-
-    def call(self):
-        case = self._case
-        self._op(case.q, case.k, case.v, case.lengths, out=self.out)
-
-    def stop(self):
-        super().stop()
-        if self._op is not None:
-            self._op.free()
-        self._op = None
-
-
 class Sdpa(TorchCall):
     """PyTorch's scaled_dot_product_attention to the rank's part, by itself."""
 
     method, distributed = SDPA, False
-    out: Any = None
-    _given: Any = None
 
-    def prepare(self):
-        self.out = self._case.output()
-        self._given = *tensors_of(self._torch, self._case), tensor_of(self._torch, self.out)
+    def prepare(self, torch, case):
+        (q, k, v), out = tensors_of(torch, case), self.writes(torch, case)
+        attend, grouped = torch.nn.functional.scaled_dot_product_attention, case.group > 1
 
-    def run(self):
-        q, k, v, out = self._given
-        attend = self._torch.nn.functional.scaled_dot_product_attention
-        out.copy_(attend(q, k, v, enable_gqa=self._case.group > 1)[:, :, 0])
+        def run():
+            out.copy_(attend(q, k, v, enable_gqa=grouped)[:, :, 0])
 
-    def stop(self):
-        super().stop()
-        self.out = self._given = None
+        return run
 
 
 def tensors_of(torch, case):
@@ -140,28 +113,24 @@ class SdpaCombine(TorchCombine):
     what NCCL gathers and PyTorch combines."""
 
     method = SDPA_COMBINE
-    _given: Any = None
 
-    def packed(self, torch, case):
-        self._given = self.given(torch, case)
-        of_lse = 4 * case.batch * case.kv_heads * case.group
-        return torch.empty(self.out.nbytes + of_lse, dtype=torch.uint8, device="cuda")
+    def prepare(self, torch, case):
+        attend = self.attention(torch, case)
+        of_rows, of_lse = math.prod(case.result) * case.dtype.itemsize, 4 * case.batch * case.heads
+        mine = torch.empty(of_rows + of_lse, dtype=torch.uint8, device="cuda")
+        combine = self.combining(torch, case, mine)
 
-    def given(self, torch, case):
-        return tensors_of(torch, case)
+        def run():
+            parts = [part.contiguous().view(-1).view(torch.uint8) for part in attend()]
+            torch.cat(parts, out=mine)
+            combine()
 
-    def attend(self, torch):
-        """-> the rank's rows and their lse"""
-        return torch.ops.aten._scaled_dot_product_flash_attention(*self._given)[:2]
+        return run
 
-    def run(self):
-        parts = [part.contiguous().view(-1).view(self._torch.uint8) for part in self.attend(self._torch)]
-        self._torch.cat(parts, out=self._mine)
-        super().run()
-
-    def stop(self):
-        super().stop()
-        self._given = None
+    def attention(self, torch, case):
+        """-> a function without arguments: the rank's rows and their lse"""
+        given = tensors_of(torch, case)
+        return lambda: torch.ops.aten._scaled_dot_product_flash_attention(*given)[:2]
 
 
 class FlashInfer(SdpaCombine):
@@ -169,7 +138,7 @@ class FlashInfer(SdpaCombine):
 
     method = FLASHINFER
 
-    def given(self, torch, case):
+    def attention(self, torch, case):
         try:
             import flashinfer
         except ImportError as error:
@@ -186,18 +155,14 @@ class FlashInfer(SdpaCombine):
         numbers = torch.arange((case.batch + 1) * of_sequence, dtype=torch.int32, device="cuda")
         first = numbers[: case.batch + 1] * of_sequence
         last = torch.full((case.batch,), page, dtype=torch.int32, device="cuda")
-        heads = case.kv_heads * case.group, case.kv_heads, case.head_dim
         pages = first, numbers[: case.batch * of_sequence], last
+        heads = case.heads, case.kv_heads, case.head_dim
         decode.plan(*pages, *heads, page, q_data_type=q.dtype, kv_data_type=k.dtype)
         paged = tuple(x.view(-1, page, case.kv_heads, case.head_dim) for x in (k, v))
-        return decode, q, paged
-
-    def attend(self, torch):
-        decode, q, paged = self._given
-        return decode.run(q, paged, return_lse=True)
+        return lambda: decode.run(q, paged, return_lse=True)
 
     def combined(self, torch, rows, lse):
-        """Of lse to base 2, as ``attend`` returns them."""
+        """Of lse to base 2, as FlashInfer returns them."""
         rows, lse = rows.transpose(0, 1).contiguous(), lse.transpose(0, 1).contiguous()
         return self._flashinfer.merge_states(rows, lse)[0]
 
@@ -220,9 +185,6 @@ class Copy(Contender):
         self._to = None
 
 
-PEERS = {"sdpa_nccl": SdpaCombine, "flashinfer": FlashInfer, SDPA: Sdpa, COPY: Copy}  # what --vs takes
-
-
 def memory_of(world):
     """10**9 bytes per second that the GPU's memory has by its clock and width; None where nobody says."""
     if world.backend.name == "emulator":
@@ -232,42 +194,47 @@ def memory_of(world):
     return clock and width and 2 * clock * 1e3 * width / 8 * 1e-9
 
 
-def run(world, results, options, progress):
-    """Fill in the rows. Collective."""
-    emulated, dtype = world.backend.name == "emulator", as_dtype(options.dtype)
-    contenders = [PEERS[name](world) for name in options.vs] + [Exchange(world), Ours(world)]
-    memory, alone = memory_of(world), {Exchange: "exchange", Sdpa: "attention", Copy: "memory"}
-    if not emulated:
-        results.method = METHOD_OF_ROUNDS
-    with progress(len(options.shapes) * (1 + len(contenders))) as step:
-        for shape in options.shapes:
-            name = "x".join(map(str, shape))
-            step(f"{name}, its data")
-            whole = DecodeCase(world, shape, dtype, options.head_dim, options.batch)
-            part = DecodeCase(world, shape, dtype, options.head_dim, options.batch, whole)
-            rows = options.batch, shape[1] * shape[2], options.head_dim
-            of = {Sdpa: part, Exchange: CombineCase(world, rows, as_dtype("float32"))}
-            cases = [of.get(type(contender), whole) for contender in contenders]
-            iters = 1 if emulated else min(MOST, max(2, (1 << 30) // whole.bytes))
-            timer = sk.Timer(world, options.iters or iters, options.replays)
-            try:
-                for case in (whole, part, of[Exchange]):
-                    agreed(world, case.make)
-            except Refused as reason:
-                measured = [(None, f"refused: {reason}")] * len(contenders)
-            else:
-                pairs = list(zip(cases, contenders, strict=True))
-                measured = measure_all(
-                    world, timer, pairs, lambda i, name=name: step(f"{name}, {contenders[i].method}")
-                )
-            for contender, (us, note) in zip(contenders, measured, strict=True):
-                kind, method = type(contender), contender.method
-                rate = whole.bytes / us * 1e-3 if us and kind is not Exchange else None
-                found = {"bus_GBps": rate, "of_memory": rate and memory and rate / memory}
-                found["rooms"] = contender.rooms
-                method = "AttentionCombine" if kind is Exchange else method
-                results.add(
-                    OP, method, whole.bytes, us, note=note, shape=name, alone=alone.get(kind), **found
-                )
-    for contender in contenders:
-        contender.close()
+# What --vs takes, and what it does alone of all that FlashDecode does.
+PEERS = {
+    "sdpa_nccl": (SdpaCombine, None),
+    "flashinfer": (FlashInfer, None),
+    SDPA: (Sdpa, "attention"),
+    COPY: (Copy, "memory"),
+}
+
+
+def plan(world, given):
+    entries = [Entry(kind(world), part) for kind, part in (PEERS[name] for name in given.vs)]
+    entries += [Entry(Ours(world), "exchange", "AttentionCombine"), Entry(Ours(world), name="FlashDecode")]
+
+    def cases(shape):
+        about = world, shape, as_dtype(given.dtype), given.head_dim, given.batch
+        whole = DecodeCase(*about)
+        exchange = CombineCase(world, whole.result, as_dtype("float32"))
+        part = DecodeCase(*about, own=whole)
+        return {None: whole, "memory": whole, "attention": part, "exchange": exchange}
+
+    return entries, [cases(shape) for shape in given.shapes]
+
+
+_dims = {"type": int, "choices": (64, 128), "default": 128, "help": options.DEFAULT}
+COMMANDS = [
+    Command(
+        "flash_decode",
+        "FlashDecode, and attention of PyTorch's and FlashInfer's with NCCL",
+        plan,
+        shapes=SHAPES,
+        unit="TOKENSxKV_HEADSxGROUP",
+        what="tokens of a rank, heads of k and v, heads of q for each of them",
+        dtypes=tuple(ERROR),
+        peers={
+            "sdpa_nccl": "PyTorch's attention to a rank's part, NCCL's all-gather, PyTorch's combination",
+            "flashinfer": "likewise",
+            SDPA: "PyTorch's attention alone",
+            COPY: "of half of k and v",
+        },
+        iters=BY_SIZE,
+        options=[("--batch", options.number("sequences", 1)), ("--head-dim", _dims)],
+        emulated={"shapes": "16x8x1"},
+    )
+]

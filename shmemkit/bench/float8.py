@@ -2,8 +2,6 @@
 compared with: PyTorch's products of float8 (of scales of 1, which cost it nothing), and products of bfloat16.
 """
 
-from typing import Any
-
 import numpy as np
 
 from shmemkit.gemm.block_scales import BLOCK
@@ -11,7 +9,7 @@ from shmemkit.gemm.problem import FLOAT8
 from shmemkit.support.dtypes import numpy_dtype
 
 from .product_cases import ERROR, GemmCase, found, random
-from .torch_peer import TorchCall, tensor_of
+from .torch_peer import TorchCall, tensor_of, transposed
 
 LARGEST, DEVIATION = 448, 100
 ALLOWED = ERROR["bfloat16"] + 3e-4  # with what sums of a block lose
@@ -52,7 +50,7 @@ class Float8Case(GemmCase):
     """A product of float8, whose scales are random, or `ones`."""
 
     def __init__(self, world, shape, layout, ones=False):
-        super().__init__(world, shape, numpy_dtype(FLOAT8), layout)
+        super().__init__(world, shape, numpy_dtype("bfloat16"), layout)
         self.ones, (m, n, k) = ones, shape
         self.bytes = m * k + n * k + 2 * m * n
 
@@ -69,66 +67,35 @@ class Float8Case(GemmCase):
         )
         self.options = {"scales": (self.of_x, self.of_w.T)}
 
-    def output(self, empty=None):
-        return (empty or self.world.xp.empty)(self.shape[:2], numpy_dtype("bfloat16"))
-
     def _found(self, out):
         xp, step = self.world.xp, max(1, self.shape[0] // 64)
         reference = scaled(xp, self.x[::step], self.of_x[::step]) @ scaled(xp, self.b.T, self.of_w).T
         return found(xp, out[::step], reference, ALLOWED if not self.ones else 1)
 
 
-class _Scaled(TorchCall):
-    """A subclass has product(torch, x, b, case), the tensor with the result."""
+class ScaledMm(TorchCall):
+    """``torch._scaled_mm``: cuBLAS, one scale of each operand, with or without fast accumulation."""
 
     distributed = False
-    product: Any
-    _result: Any = None
-    _b: Any = None
-
-    @property
-    def out(self):
-        if self._result is None:
-            return None
-        return self.world.xp.from_dlpack(self._result.view(self._torch.int16)).view(numpy_dtype("bfloat16"))
-
-    def run(self):
-        self._result = self.product(self._torch)
-
-    def stop(self):
-        super().stop()
-        self._b = self._one = self._scales = self._ends = self._result = None
-
-
-class ScaledMm(_Scaled):
-    """``torch._scaled_mm``: cuBLAS, one scale of each operand, with or without fast accumulation."""
 
     def __init__(self, world, method, fast):
         super().__init__(world)
         self.method, self.fast = method, fast
 
-    def prepare(self):
-        torch, case = self._torch, self._case
-        self._x, self._b = tensor_of(torch, case.x), tensor_of(torch, case.b)
-        self._one = torch.ones((), device="cuda")
-
-    def product(self, torch):
-        given = {"scale_a": self._one, "scale_b": self._one, "out_dtype": torch.bfloat16}
-        return torch._scaled_mm(self._x, self._b, **given, use_fast_accum=self.fast)
+    def prepare(self, torch, case):
+        x, b = tensor_of(torch, case.x), tensor_of(torch, case.b)
+        one = torch.ones((), device="cuda")
+        given = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16, "use_fast_accum": self.fast}
+        return lambda: torch._scaled_mm(x, b, **given)
 
 
-class ScaledGroupedMm(_Scaled):
+class ScaledGroupedMm(TorchCall):
     """``torch._scaled_grouped_mm``: a scale of each row of x and w, with fast accumulation."""
 
-    method = "torch._scaled_grouped_mm"
+    method, distributed = "torch._scaled_grouped_mm", False
 
-    def prepare(self):
-        torch, case = self._torch, self._case
-        self._x, shape = tensor_of(torch, case.x), case.w.shape
-        self._b = tensor_of(torch, case.w.reshape(-1, shape[2])).view(shape).transpose(1, 2)
-        self._ends = torch.from_dlpack(case.ends)
-        self._scales = [torch.ones(size, device="cuda") for size in (case.rows, shape[:2])]
-
-    def product(self, torch):
-        given = {"offs": self._ends, "out_dtype": torch.bfloat16, "use_fast_accum": True}
-        return torch._scaled_grouped_mm(self._x, self._b, *self._scales, **given)
+    def prepare(self, torch, case):
+        x, w = tensor_of(torch, case.x), transposed(torch, case.w)
+        scales = [torch.ones(size, device="cuda") for size in (case.rows, case.w.shape[:2])]
+        given = {"offs": torch.from_dlpack(case.ends), "out_dtype": torch.bfloat16, "use_fast_accum": True}
+        return lambda: torch._scaled_grouped_mm(x, w, *scales, **given)

@@ -7,22 +7,22 @@ norm. All methods of a shape are timed in the same rounds. Float8 has scales of 
 
 from typing import Any
 
-import shmemkit as sk
 from shmemkit import gemm
 from shmemkit.gemm.problem import FLOAT8, Problem
 from shmemkit.gemm.sm90 import Tile
 from shmemkit.gemm.sm90_host import Choice
 from shmemkit.runtime.symmetric_memory import as_dtype
 
+from .command import Command, Entry
 from .float8 import CUBLAS_TWO_LEVELS, Float8Case, ScaledMm
-from .measure import Contender, budgets, name_of
-from .product_cases import GemmCase
+from .measure import Contender, Ours, budgets
+from .options import by
+from .product_cases import BY_SIZE, GemmCase
 from .results import CUBLAS
-from .shapes import Entry, measure_shapes
+from .shapes import parse_tiles, text_of
 from .torch_peer import refusing, stream_of, tensor_of
 
 METHODS = ("auto", *gemm.METHODS)
-PEERS = {"cublas": "cublas (through PyTorch where it is installed, else CuPy)"}  # what --vs takes
 LAYOUTS = ("tn", "nn")
 HALF = "bfloat16"  # what float8 is compared with
 DTYPES = ("bfloat16", "float16", "float32", FLOAT8)
@@ -30,25 +30,6 @@ SHAPES = (
     "4096x4096x4096,8192x8192x8192,8192x8192x1024,4096x14336x4096,8192x3584x4096,8192x2048x8192,"
     "512x7168x8192,64x7168x8192"
 )
-
-
-class Ours(Contender):
-    """``sk.Gemm``, within a budget of multiprocessors, `sms`, or None."""
-
-    def __init__(self, world, method, sms=None):
-        super().__init__(world)
-        self.method, self._chosen = name_of(method, sms), {"method": method, "sms": sms}
-
-    def start(self, case):
-        super().start(case)
-        self._gemm = sk.Gemm(**self._chosen)
-
-    def call(self):
-        self._gemm(self._case.x, self._case.b, self.out, **self._case.options)
-
-    def stop(self):
-        super().stop()
-        self._gemm = None
 
 
 class Cublas(Contender):
@@ -93,7 +74,7 @@ class Tiled(Contender):
 
     def __init__(self, world, tile):
         super().__init__(world)
-        self.method, self._tile = f"sm90 {'x'.join(map(str, tile))}", Tile(*tile)
+        self.method, self._tile = f"sm90 {text_of(tile)}", Tile(*tile)
 
     def start(self, case):
         super().start(case)
@@ -108,29 +89,33 @@ class Tiled(Contender):
         self.__dict__.pop("call", None)
 
 
-def run(world, results, options, progress):
-    """Fill in the rows. Collective: each rank computes on its GPU, and the slowest counts."""
+TILES = {"type": by(parse_tiles), "default": "", "metavar": "MxN,.."}
+TILES |= {"help": "sm90 by these tiles, too, as 64x256,128x256; default: none"}
+
+
+def plan(world, options):
+    """Each rank computes on its GPU, and the slowest counts."""
+    float8, dtype, layout = options.dtype == FLOAT8, as_dtype(options.dtype), options.layout
     entries = [Entry(Cublas(world))] if "cublas" in options.vs else []
     methods = options.methods
-    if options.dtype == FLOAT8:
+    if float8:
         entries, methods = _peers_of_float8(world, options), [x for x in methods if x in ("auto", "sm90")]
-    entries += [Entry(Ours(world, method, sms)) for sms in budgets(options) for method in methods]
+    entries += [Entry(Ours(world, method, sms=sms)) for sms in budgets(options) for method in methods]
     entries += [Entry(Tiled(world, tile)) for tile in options.tiles]
-
-    def cases_of(shape, dtype):
-        if options.dtype != FLOAT8:
-            return {None: GemmCase(world, shape, dtype, options.layout)}
-        return {
-            None: Float8Case(world, shape, options.layout),
-            "ones": Float8Case(world, shape, options.layout, ones=True),
-            HALF: GemmCase(world, shape, as_dtype(HALF), options.layout),
+    if not float8:
+        return entries, [{None: GemmCase(world, shape, dtype, layout)} for shape in options.shapes]
+    return entries, [
+        {
+            None: Float8Case(world, shape, layout),
+            "ones": Float8Case(world, shape, layout, ones=True),
+            HALF: GemmCase(world, shape, as_dtype(HALF), layout),
         }
-
-    measure_shapes(world, results, options, progress, entries, cases_of)
+        for shape in options.shapes
+    ]
 
 
 def _peers_of_float8(world, options):
-    entries = [Entry(Ours(world, "auto"), name=f"auto, {HALF}", case=HALF)]
+    entries = [Entry(Ours(world), name=f"auto, {HALF}", case=HALF)]
     if "cublas" in options.vs:
         entries += [
             Entry(Cublas(world), name=f"{CUBLAS}, {HALF}", case=HALF),
@@ -138,3 +123,23 @@ def _peers_of_float8(world, options):
             Entry(ScaledMm(world, CUBLAS_TWO_LEVELS, False), case="ones"),
         ]
     return entries
+
+
+_text = "tn: both operands by rows of K, as in a linear layer; nn: both by rows; default %(default)s"
+COMMANDS = [
+    Command(
+        "gemm",
+        "every method of Gemm, and cuBLAS, on each rank's GPU",
+        plan,
+        shapes=SHAPES,
+        what="M, N and K of the products",
+        dtypes=DTYPES,
+        methods=METHODS,
+        default="auto,sm80",
+        peers={"cublas": "through PyTorch where it is installed, else CuPy"},
+        sms=True,
+        iters=BY_SIZE,
+        options=[("--tiles", TILES), ("--layout", {"choices": LAYOUTS, "default": "tn", "help": _text})],
+        emulated={"shapes": "32x32x32"},
+    )
+]

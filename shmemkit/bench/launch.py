@@ -12,7 +12,9 @@ from numba import cuda
 import shmemkit as sk
 from shmemkit.runtime.launch import bind
 
-from . import first_launch
+from . import first_launch, measure
+from .command import Command
+from .options import number
 from .refusal import Refused, agreed
 from .results import DRIVER
 
@@ -94,21 +96,25 @@ def run(world, results, options, progress):
     in_graph = f"CUDA graph of {IN_GRAPH}, per kernel"
     if not timer.emulated:
         ways[in_graph] = replay
-    gather, refused = None, ""
+    gather, about = None, {}  # what its row has besides
     try:
         gather = agreed(world, lambda: sk.AllGather(world, GATHERED, "ll"))
     except Refused as reason:
-        refused = f"refused: {reason}"
+        about["note"] = f"refused: {reason}"
     else:
         n = world.n_ranks
         x = world.xp.zeros(GATHERED // n // 16 * 16, "uint8")
         out = world.xp.zeros(n * x.size, "uint8")
         ways[GATHER] = lambda: gather(x, out)
+        with measure.noting(world) as launches:  # not while it is timed
+            gather(x, out)
+            about["rooms"] = launches and launches.take()
     with progress(options.batches + 2 + 3 * options.first) as step:
         for name, us in host_costs(world, ways, options.batches, options.batch_size, step).items():
-            results.add("launch", name, us=us / IN_GRAPH if name == in_graph else us)
+            us, more = us / IN_GRAPH if name == in_graph else us, about if name == GATHER else {}
+            results.add("launch", name, us=us, **more)
         if gather is None:
-            results.add("launch", GATHER, note=refused)
+            results.add("launch", GATHER, **about)
         else:
             gather.free()
         step("in a CUDA graph")
@@ -116,3 +122,19 @@ def run(world, results, options, progress):
         if options.first:
             for cache, us in first_launch.times(step).items():
                 results.add("first_launch", f"cache {cache}", us=us)
+
+
+_first = "the first launch in a new process, too, by the state of shmemkit's cache; with one rank"
+COMMANDS = [
+    Command(
+        "launch",
+        "what a launch costs the host, and a kernel in a CUDA graph",
+        run=run,
+        options=[
+            ("--batches", number("batches", 21)),
+            ("--batch-size", number("launches per batch", 200)),
+            ("--first", {"action": "store_true", "help": _first}),
+        ],
+        emulated={"batches": 3, "batch_size": 5},
+    )
+]

@@ -1,20 +1,20 @@
 """What ``bench ag_gemm``, ``gemm_rs`` and ``gemm_ar`` have in common.
 
 A shape MxNxK is that of a whole layer, of which each rank has a part. Three cases of it are timed in the same
-rounds: a rank's product alone, what goes between the ranks alone, and both: by one of our host objects
-(``Ours``), and by NCCL and cuBLAS, in turn (``InTurn``), as a user would do otherwise.
+rounds: a rank's product alone, what goes between the ranks alone, and both: by one of our host objects, and
+by NCCL and cuBLAS, in turn (``InTurn``), as a user would do otherwise.
 """
 
-from collections.abc import Callable
-from typing import Any
+import shmemkit as sk
+from shmemkit.runtime.symmetric_memory import as_dtype
 
+from .command import Command, Entry
 from .gemm import Cublas
-from .measure import Contender, name_of
+from .measure import Contender, Ours, budgets
 from .nccl import Nccl
+from .product_cases import BY_SIZE
 from .results import NCCL, NCCL_WAYS, nccl_cublas
-from .shapes import Entry
 
-NCCL_PEERS = {way: f"{way} (and cuBLAS)" for way in NCCL_WAYS}
 DTYPES = ("bfloat16", "float16")
 SHAPES = "8192x14336x4096,8192x28672x8192,8192x8192x8192,512x28672x8192"
 
@@ -29,37 +29,6 @@ def share(world, op, shape):
             f"{'multiples' if len(shared) > 1 else 'a multiple'} of {world.n_ranks}, the number of ranks"
         )
     return m, n // world.n_ranks, k
-
-
-class Ours(Contender):
-    """One method of a host object, within a budget of multiprocessors or None, `sms`; it is called with `x`,
-    `b` and out. A subclass has
-
-    make(case, **chosen)  -> the object, with its method and sms
-    choice(case)  -> the method that "auto" takes
-    """
-
-    make: Callable
-    choice: Callable
-    _object: Any = None
-
-    def __init__(self, world, method, sms=None):
-        super().__init__(world)
-        self.method, self._chosen = name_of(method, sms), {"method": method, "sms": sms}
-
-    def start(self, case):
-        self._object = self.make(case, **self._chosen)
-        super().start(case)
-        self.took = self.choice(case) if self._chosen["method"] == "auto" else None
-
-    def call(self):
-        self._object(self._case.x, self._case.b, self.out)
-
-    def stop(self):
-        super().stop()
-        if self._object is not None:
-            self._object.free()
-        self._object = None
 
 
 class Step:
@@ -113,9 +82,32 @@ class InTurn(Contender):
             contender.close()
 
 
-def by_nccl(world, options, part):
-    """-> (Entries of the parts alone, by cuBLAS and NCCL, those of both in turn), in the ways of --vs"""
+def plan(world, options, alone, part, host, fused, cases):
+    """-> the Entries, and `cases(shape, dtype)` of all shapes. Entries are: Gemm, ours `alone`, the parts by
+    cuBLAS and NCCL, PyTorch's `fused`, both parts in turn in the ways of --vs, and the methods of `host`."""
     ways = [way for way in options.vs if way in NCCL_WAYS]
-    alone = [Entry(Cublas(world), "product")] if ways else []
-    alone += [Entry(Nccl(world, way, options.nccl), part) for way in ways]
-    return alone, [Entry(InTurn(world, way, options.nccl)) for way in ways]
+    entries = [Entry(Ours(world), "product", "Gemm"), alone]
+    entries += [Entry(Cublas(world), "product")] if ways else []
+    entries += [Entry(Nccl(world, way, options.nccl), part) for way in ways]
+    entries += [Entry(fused(world))] if "torch" in options.vs else []
+    entries += [Entry(InTurn(world, way, options.nccl)) for way in ways]
+    methods = options.methods or ("auto", *getattr(sk, host).methods_for(world.n_nodes))
+    entries += [Entry(Ours(world, method, sms=sms)) for sms in budgets(options) for method in methods]
+    return entries, [cases(shape, as_dtype(options.dtype)) for shape in options.shapes]
+
+
+def command(op, host, plan, other, parts, fused=None):
+    """The Command of a layer, of which each rank has `parts`."""
+    return Command(
+        op,
+        f"every method of {host}, and {other}",
+        plan,
+        shapes=SHAPES,
+        what=f"M, N and K of the whole layer, of which each rank has a part of {parts}",
+        dtypes=DTYPES,
+        host=host,
+        peers={**dict.fromkeys(NCCL_WAYS, "and cuBLAS"), **({"torch": fused} if fused else {})},
+        sms=True,
+        iters=BY_SIZE,
+        emulated={"shapes": "32x32x32"},
+    )

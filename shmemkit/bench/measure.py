@@ -10,14 +10,18 @@ contender is stopped, and its note says why; the others go on. Nothing is under 
 compiling and loading may wait for all that runs.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from .refusal import Refused, agreed
 
-# None, or ``launched(world)``: the modules of the kernels launched since its last call.
-launched: Callable[[Any], list[str] | None] | None = None
+
+def noting(world) -> Any:
+    """-> a context; what it gives is None, or has take(): the modules of the kernels launched in it. Another
+    program may put its own in the place of this."""
+    return contextlib.nullcontext()
 
 
 def budgets(options):
@@ -36,7 +40,7 @@ class Contender:
 
     out            where the result is; None before the first call if that makes it
     took           the method that "auto" took, or None
-    rooms          the modules of the kernels that it launched, if ``launched`` says it
+    rooms          the modules of the kernels that it launched, if ``noting`` says it
     ran, version   the kernels of a call, and the version of the library, where they are known
     start(case)    set up for a case
     call()         enqueue one
@@ -59,6 +63,7 @@ class Contender:
     ran: str | None = None
     version: str | None = None
     rooms: list[str] | None = None
+    symmetric = False  # whether its result is in symmetric memory, where that is varied
 
     def __init__(self, world):
         self.world = world
@@ -66,7 +71,12 @@ class Contender:
     @property
     def about(self):
         """What a row says of it."""
-        return {"took": self.took, "ran": self.ran, "version": self.version, "rooms": self.rooms}
+        out = "symmetric" if self.symmetric else None
+        return {"out": out, "took": self.took, "ran": self.ran, "version": self.version, "rooms": self.rooms}
+
+    def forget(self):
+        """What was noted of an earlier case."""
+        self.took = self.ran = self.rooms = None
 
     def start(self, case):
         self._case, self.out = case, case.output()
@@ -82,6 +92,36 @@ class Contender:
 
     def close(self):
         pass
+
+
+class Ours(Contender):
+    """One method of the case's host object, within a budget of multiprocessors or None, `sms`, into private
+    or, with `symmetric`, symmetric memory; `more` goes to the object, too. What it is made and called with,
+    the case says."""
+
+    _object: Any = None
+
+    def __init__(self, world, method="auto", symmetric=False, sms=None, **more):
+        super().__init__(world)
+        self.method, self.symmetric = name_of(method, sms), symmetric
+        self._chosen = {"method": method, "sms": sms, **more}
+
+    def start(self, case):
+        self._object = case.object(**self._chosen)
+        self.out = case.output_for(self._object, self.symmetric)
+        self._arguments = case.arguments
+        self._options = {"out": self.out if self.out.size else None, **case.options}  # gather: the root's
+        if self._chosen["method"] == "auto":
+            self.took = case.choice(self._object, self.symmetric)
+
+    def call(self):
+        self._object(*self._arguments, **self._options)
+
+    def stop(self):
+        super().stop()
+        if hasattr(self._object, "free"):
+            self._object.free()
+        self._object, self._arguments, self._options = None, (), {}
 
 
 def measure(world, timer, case, contender):
@@ -135,17 +175,17 @@ def _measure(world, timer, pairs, step, times):
 
 def _set_up(world, timer, case, contender):
     """-> (replay, what is wrong with the first result or "")"""
-    if launched:
-        launched(world)  # what others launched is not the contender's
-    agreed(world, lambda: contender.start(case))
-    if contender.out is not None:
-        case.spoil(contender.out)
-    agreed(world, contender.call)
-    wrong = case.check(contender.out)
-    capture = contender.capture or functools.partial(timer.capture, contender.call)
+    contender.forget()
     iters = timer.iters_for(case.bytes)
-    replay = agreed(world, lambda: capture(iters))
+    with noting(world) as launches:
+        agreed(world, lambda: contender.start(case))
+        if contender.out is not None:
+            case.spoil(contender.out)
+        agreed(world, contender.call)
+        wrong = case.check(contender.out)
+        capture = contender.capture or functools.partial(timer.capture, contender.call)
+        replay = agreed(world, lambda: capture(iters))
+        contender.rooms = launches and launches.take()
     if graph := getattr(replay, "graph", None):
         contender.captured(graph, iters)
-    contender.rooms = launched(world) if launched else None
     return replay, wrong

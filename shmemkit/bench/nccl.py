@@ -72,26 +72,13 @@ class Library:
 
     TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_size_t, "i": ctypes.c_int, "u": UniqueId}
     SIGNATURES = {
-        "AllGather": "ppnipp",
-        "AllReduce": "ppniipp",
-        "AlltoAll": "ppnipp",
-        "Broadcast": "ppniipp",
-        "CommDestroy": "p",
-        "CommInitRankConfig": "piuip",
-        "CommWindowDeregister": "pp",
-        "CommWindowRegister": "ppnpi",
-        "Gather": "ppniipp",
-        "GetUniqueId": "p",
-        "GetVersion": "p",
-        "GroupEnd": "",
-        "GroupStart": "",
-        "MemAlloc": "pn",
-        "MemFree": "p",
-        "Recv": "pniipp",
-        "Reduce": "ppniiipp",
-        "ReduceScatter": "ppniipp",
-        "Scatter": "ppniipp",
-        "Send": "pniipp",
+        **dict.fromkeys(("AllGather", "AlltoAll"), "ppnipp"),
+        **dict.fromkeys(("AllReduce", "Broadcast", "Gather", "ReduceScatter", "Scatter"), "ppniipp"),
+        **dict.fromkeys(("CommDestroy", "GetUniqueId", "GetVersion", "MemFree"), "p"),
+        **dict.fromkeys(("GroupEnd", "GroupStart"), ""),
+        **dict.fromkeys(("Recv", "Send"), "pniipp"),
+        **{"CommInitRankConfig": "piuip", "CommWindowDeregister": "pp", "CommWindowRegister": "ppnpi"},
+        **{"MemAlloc": "pn", "Reduce": "ppniiipp"},
     }
 
     def __init__(self, path=None):

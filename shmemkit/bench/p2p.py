@@ -11,7 +11,8 @@ import numpy as np
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.timer import Timer
 
-from . import kernels
+from . import kernels, options
+from .command import Command
 from .refusal import Refused, agreed, allocated
 from .sizes import size_text
 
@@ -156,19 +157,23 @@ def latency(world, timer, method):
     return us, note
 
 
-def run(world, results, options, progress):
+def run(world, results, given, progress):
     """Fill in the rows. Collective."""
-    timer = Timer(world, options.iters, options.replays)
-    ways = [(method, blocks) for method in BY_BLOCKS for blocks in options.blocks] + [(COPY_ENGINE, None)]
-    with progress(2 + len(options.sizes) * len(ways)) as step:
+    if world.n_ranks == 1:
+        raise SystemExit(
+            "p2p: there is one rank; it needs two or more, as in shmemkit run -n 2 -m shmemkit bench p2p"
+        )
+    timer = Timer(world, given.iters, given.replays)
+    ways = [(method, blocks) for method in BY_BLOCKS for blocks in given.blocks] + [(COPY_ENGINE, None)]
+    with progress(2 + len(given.sizes) * len(ways)) as step:
         for method in ("notify", "put_signal"):
             step(f"latency, {method}")
             us, note = latency(world, timer, method)
             results.add("latency", method, 8, us, note=note)
-        for size in options.sizes:
+        for size in given.sizes:
             measured = set()
             try:
-                ring = Ring(world, size, max(options.blocks))
+                ring = Ring(world, size, max(given.blocks))
             except Refused as reason:
                 for method in (*BY_BLOCKS, COPY_ENGINE):
                     results.add("p2p", method, size, note=f"refused: {reason}")
@@ -184,3 +189,17 @@ def run(world, results, options, progress):
     right = [row for row in results.rows if row.bus_GBps and not row.note]
     largest = max((row.bytes for row in right), default=0)
     results.p2p_GBps = max((row.bus_GBps for row in right if row.bytes == largest), default=None)
+
+
+_text = f"blocks of the kernels; {options.DEFAULT}"
+_blocks = {"type": options.integers, "default": "4,8,16,32,64,132", "metavar": "N,N", "help": _text}
+COMMANDS = [
+    Command(
+        "p2p",
+        "what one rank can send to another: bandwidth, and latency of a signal",
+        run=run,
+        sizes="that each rank sends, not rounded",
+        iters="20 up to 4 MB, 5 above",
+        options=[("--blocks", _blocks)],
+    )
+]

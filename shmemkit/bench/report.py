@@ -7,6 +7,7 @@ from typing import Any
 
 from shmemkit.collectives.tuning import OUTPUTS
 
+from .cases import CASES, title_of
 from .results import COMPETITORS, NCCL, NCCL_WAYS, TORCH_NCCL, TORCH_SYMMETRIC, ranks_of
 from .sizes import size_text
 
@@ -45,16 +46,8 @@ COLUMNS = (
     ("of p2p", lambda row: _percent(row.of_p2p), True),
     ("x cuLaunchKernel", lambda row: _ratio(row.vs_driver), True),
 )
-TITLES = {
-    "all_gather": "all_gather (size: gathered)",
-    "all_reduce": "all_reduce, sum",
+TITLES = {op: title_of(case) for op, case in CASES.items()} | {
     "all_reduce_rms_norm": "all_reduce_rms_norm, with the residual (shape: tokens x hidden; size: of x)",
-    "reduce_scatter": "reduce_scatter, sum (size: the full array)",
-    "all_to_all": "all_to_all (size: the full array)",
-    "broadcast": "broadcast, from rank 0",
-    "gather": "gather, to rank 0 (size: gathered)",
-    "scatter": "scatter, from rank 0 (size: scattered)",
-    "reduce": "reduce, sums, to rank 0",
     "barrier": "barrier, on the stream",
     "expert_dispatch": "expert_parallel: dispatch (size: a row for each expert of a rank's tokens)",
     "expert_combine": "expert_parallel: combine",

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from shmemkit.runtime.symmetric_memory import as_dtype
+
 from .measure import Contender
 from .results import TORCH_AG_GEMM, TORCH_GEMM_RS, TORCH_NCCL
 
@@ -25,6 +27,28 @@ def tensor_of(torch, array):
     return tensor if by_row is array else tensor.T
 
 
+def array_of(xp, tensor):
+    """The memory of a tensor, as CuPy's."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    words = tensor.view(getattr(sys.modules["torch"], f"int{8 * tensor.itemsize}"))
+    return xp.from_dlpack(words).view(as_dtype(name))
+
+
+def transposed(torch, w):
+    """(experts, N, K) -> the tensor (experts, K, N)"""
+    return tensor_of(torch, w.reshape(-1, w.shape[2])).view(w.shape).transpose(1, 2)
+
+
+def symmetric_empty(torch, *shape, **options):
+    """-> (a tensor in PyTorch's symmetric memory, the name of the group of its ranks)"""
+    import torch.distributed._symmetric_memory as symmetric
+
+    group = torch.distributed.group.WORLD.group_name
+    tensor = symmetric.empty(*shape, **options)
+    symmetric.rendezvous(tensor, group)
+    return tensor, group
+
+
 def leave():
     """Leave PyTorch's process group, if there is one."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
@@ -37,17 +61,24 @@ class TorchCall(Contender):
     ``nccl.Nccl``; calls on the World's stream; and CUDA graphs of PyTorch's, because its calls allocate and
     keep events.
 
-    ValueError where PyTorch cannot be used. A subclass has `method`, `out`, prepare() and run();
-    `distributed` is False if it needs no process group.
+    ValueError where PyTorch cannot be used. A subclass has `method`, and
+
+    prepare(torch, case)  -> run: ``run()`` enqueues a call, and returns the tensor with the result, unless
+                          that goes into a tensor of ``writes``
+    fill                  ``prepare`` may set it: ``fill()`` takes over what has changed in the case's data
+    in_place              a call changes what it reads: single ones are checked
+    distributed           False if it needs no process group
     """
 
     method: str
-    distributed, kept = True, False  # kept: the process group is for others, too, to the program's end
+    distributed, in_place = True, False
+    kept = False  # the process group is for others, too, to the program's end
     prepare: Callable
-    run: Callable
+    fill: Callable | None = None
     _torch: Any = None
-    _case: Any = None
-    _x: Any = None
+    _run: Any = None
+    _result: Any = None
+    _out: Any = None
 
     def start(self, case):
         if self.world.backend.name == "emulator":
@@ -57,24 +88,40 @@ class TorchCall(Contender):
             import torch.distributed
         except ImportError as error:
             raise ValueError(f"PyTorch is not installed ({error}): pip install torch") from error
-        self._torch, self._case = torch, case
+        self._torch = torch
         with refusing():
             if self.distributed and not torch.distributed.is_initialized():
                 self._connect()
             self._stream = stream_of(torch, self.world)
             with torch.cuda.stream(self._stream):
-                self.prepare()
+                self._run = self.prepare(torch, case)
+
+    def writes(self, torch, case):
+        """-> the tensor of an array for the result"""
+        self._out = case.output()
+        return tensor_of(torch, self._out)
+
+    @property
+    def out(self):
+        if self._result is None:
+            return self._out
+        with self._torch.cuda.stream(self._stream):
+            return array_of(self.world.xp, self.shown(self._result))
+
+    def shown(self, result):
+        """The result as ours is."""
+        return result
 
     def call(self):
         with refusing(), self._torch.cuda.stream(self._stream):
-            self.run()
+            self._result = self._run()
 
     def capture(self, iters):
         cuda = self._torch.cuda
         graph = cuda.CUDAGraph()
         with refusing(), cuda.graph(graph, stream=self._stream):
             for _ in range(iters):
-                self.run()
+                self._result = self._run()
 
         def replay():
             with cuda.stream(self._stream):
@@ -82,8 +129,14 @@ class TorchCall(Contender):
 
         return replay
 
+    def repeat(self, replay):
+        if self.fill:
+            with self._torch.cuda.stream(self._stream):
+                self.fill()
+        (self.call if self.in_place else replay)()
+
     def stop(self):
-        self._x = self._case = None
+        self._run = self._result = self._out = self.fill = None
 
     def close(self):
         """Leave the process group; the first one that is closed does."""
@@ -113,18 +166,11 @@ class TorchNccl(TorchCall):
     """The case's call of ``torch.distributed`` between the arrays that NCCL gets through CuPy."""
 
     method = TORCH_NCCL
-    out = None
 
-    def prepare(self):
-        self.out = self._case.output()
-        self._x, self._out = (self._torch.from_dlpack(a.view("uint8")) for a in (self._case.x, self.out))
-
-    def run(self):
-        self._case.torch(self._torch.distributed, self._x, self._out)
-
-    def stop(self):
-        super().stop()
-        self.out = self._out = None
+    def prepare(self, torch, case):
+        self._out = case.output()
+        x, out = (torch.from_dlpack(array.view("uint8")) for array in (case.x, self._out))
+        return lambda: case.torch(torch.distributed, x, out)
 
 
 class _TorchSymmetric(TorchCall):
@@ -133,41 +179,17 @@ class _TorchSymmetric(TorchCall):
 
     op: str
     result_of: Callable
-    _result: Any = None
 
-    @property
-    def out(self):
-        if self._result is None:
-            return None
-        return self.world.xp.from_dlpack(self._result.view(self._torch.uint8))
-
-    def prepare(self):
-        if self._case.op != self.op:
+    def prepare(self, torch, case):
+        if case.op != self.op:
             raise ValueError(f"it is compared for {self.op} only")
-        import torch.distributed._symmetric_memory as symmetric
-
-        torch, x = self._torch, self._case.x
-        self._group = torch.distributed.group.WORLD.group_name
         device = torch.device("cuda", torch.cuda.current_device())
-        self._x = symmetric.empty(x.size, dtype=getattr(torch, x.dtype.name), device=device)
-        symmetric.rendezvous(self._x, self._group)
-        self._fill()
-
-    def run(self):
-        self._result = self.result_of(self._torch.ops, self._x, self._group)
-
-    def repeat(self, replay):
-        with self._torch.cuda.stream(self._stream):
-            self._fill()
-        replay()
-
-    def stop(self):
-        super().stop()
-        self._result = None
-
-    def _fill(self):
-        bits = self._torch.from_dlpack(self._case.x.view("uint8"))
-        self._x.view(self._torch.uint8).copy_(bits)
+        dtype = getattr(torch, case.x.dtype.name)
+        x, group = symmetric_empty(torch, case.x.size, dtype=dtype, device=device)
+        given = torch.from_dlpack(case.x.view("uint8"))
+        self.fill = lambda: x.view(torch.uint8).copy_(given)
+        self.fill()
+        return lambda: self.result_of(torch.ops, x, group)
 
 
 class TorchSymmetric(_TorchSymmetric):
@@ -190,16 +212,12 @@ class TorchOneShot(_TorchSymmetric):
 
 
 class TorchTwoShot(_TorchSymmetric):
-    """``torch.ops.symm_mem.two_shot_all_reduce_``, which works in place: calls in a row add up what is there,
-    so that single ones are checked."""
+    """``torch.ops.symm_mem.two_shot_all_reduce_``: calls in a row add up what is there."""
 
-    method, op = "torch symm_mem two_shot", "all_reduce"
+    method, op, in_place = "torch symm_mem two_shot", "all_reduce", True
 
     def result_of(self, ops, x, group):
         return ops.symm_mem.two_shot_all_reduce_(x, "sum", group)
-
-    def repeat(self, replay):
-        super().repeat(self.call)
 
 
 class _TorchFused(TorchCall):
@@ -207,25 +225,14 @@ class _TorchFused(TorchCall):
     in. A subclass has fused(ops, x, b, group) -> the tensor with the result."""
 
     fused: Callable
-    _b: Any = None
-    _result: Any = None
 
-    @property
-    def out(self):
-        if self._result is None:
-            return None
-        words = self._result.view(self._torch.int16)
-        return self.world.xp.from_dlpack(words).view(self._case.dtype)
-
-    def prepare(self):
+    def prepare(self, torch, case):
         import torch.distributed._symmetric_memory as symmetric
 
-        self._group = self._torch.distributed.group.WORLD.group_name
-        symmetric.enable_symm_mem_for_group(self._group)
-        self._x, self._b = (tensor_of(self._torch, array) for array in (self._case.x, self._case.b))
-
-    def run(self):
-        self._result = self.fused(self._torch.ops.symm_mem, self._x, self._b, self._group)
+        group = torch.distributed.group.WORLD.group_name
+        symmetric.enable_symm_mem_for_group(group)
+        x, b = (tensor_of(torch, array) for array in (case.x, case.b))
+        return lambda: self.fused(torch.ops.symm_mem, x, b, group)
 
     def capture(self, iters):
         def replay():
@@ -233,10 +240,6 @@ class _TorchFused(TorchCall):
                 self.call()
 
         return replay
-
-    def stop(self):
-        super().stop()
-        self._b = self._result = None
 
 
 class TorchGatherProduct(_TorchFused):

@@ -14,17 +14,16 @@ import os
 import time
 from pathlib import Path
 
-import shmemkit as sk
 from shmemkit.collectives import cost_model, tuning
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.support.settings import listed
 
+from . import loop
+from . import options as kinds
 from .cases import CASES
-from .collectives import Ours
-from .measure import measure
-from .refusal import Refused, agreed
+from .command import Command, Entry
+from .measure import Ours
 from .results import Row
-from .sizes import size_text
 from .tune import entry_of
 
 SECONDS = 210  # of the 4 minutes in which a run should be over, but for what begins late
@@ -81,6 +80,9 @@ class Tuner:
             temporary.write_text(json.dumps({**self._about(), "rows": rows}))
             os.replace(temporary, self.part)
 
+    def add(self, *args, **about):
+        self.rows.append(Row(*args, **about))
+
     def in_time(self):
         """Collective."""
         return self._from_first(lambda: time.monotonic() - self.begun < self.seconds)
@@ -128,16 +130,20 @@ def outputs_of(op):
 
 def run(world, results, options, progress):
     """Measure, and write entries. Collective."""
+    if not options.table and world.backend.name == "emulator":
+        raise SystemExit(
+            "tune: this is the emulator, whose times mean nothing. To try the command out, give --table FILE"
+        )
     table = options.table or tuning.user_file()
-    tuner, timer = Tuner(world, table, options.seconds), sk.Timer(world, options.iters, options.replays)
+    tuner = Tuner(world, table, options.seconds)
     left, problems = [], []
     with progress(2 * len(options.ops) * len(options.sizes)) as step:
         for op in options.ops:
             plan = {size: tuner.wanted(op, size) for size in options.sizes}
-            done = _measure_all(tuner, timer, options, op, plan, step)
+            done = _measure_all(tuner, options, op, plan, step)
             rounded = sorted({row.bytes for row in tuner.rows if row.op == op})
             more = tuner.between(op, rounded) if done else {}
-            if not (done and _measure_all(tuner, timer, options, op, more, step)):
+            if not (done and _measure_all(tuner, options, op, more, step)):
                 left.append(op)
                 continue
             problems += _write(tuner, op)
@@ -150,27 +156,21 @@ def run(world, results, options, progress):
         raise SystemExit(f"tune: no entry was written where {listed(problems, 'and')}")
 
 
-def _measure_all(tuner, timer, options, op, plan, step):
+def _measure_all(tuner, options, op, plan, step):
     """-> whether all of `plan`, {size: [(method, output)]}, is there now. Collective."""
     world = tuner.world
     for size, wanted in plan.items():
         case = CASES[op](world, size, as_dtype(options.dtype))
-        wanted = [each for each in wanted if not tuner.has(op, case.bytes, *each)]
-        if not wanted:
+        entries = [
+            Entry(Ours(world, method, output == "symmetric"))
+            for method, output in wanted
+            if not tuner.has(op, case.bytes, method, output)
+        ]
+        if not entries:
             continue
         if not tuner.in_time():
             return False
-        try:
-            agreed(world, case.make)
-            refused = None
-        except Refused as reason:
-            refused = None, f"refused: {reason}"
-        for method, output in wanted:
-            step(f"{op}, {size_text(case.bytes)}, {method}")
-            contender = Ours(world, method, output == "symmetric")
-            us, note = refused or measure(world, timer, case, contender)
-            out = "symmetric" if output == "symmetric" else None
-            tuner.rows.append(Row(op, method, case.bytes, us, note=note, out=out))
+        loop.measure_case(world, tuner, options, step, False, entries, {None: case}, f"{op}, ")
         tuner.keep([op])
     return True
 
@@ -183,3 +183,24 @@ def _write(tuner, op):
         return [str(error)]
     tuner._from_first(lambda: tuning.update(tuner.table, op, entry))
     return []
+
+
+_file = f"the table; default: the user's, {tuning.user_file()}. FILE.part keeps what is not complete yet"
+_seconds = "begin no case later than so many seconds from the start"
+_ops = {"type": kinds.some_of(lambda: tuple(CASES)), "default": list(CASES), "metavar": "A,B"}
+COMMANDS = [
+    Command(
+        "tune",
+        "the tuning table of all collectives: the methods that may be the fastest, each at some sizes",
+        run=run,
+        sizes="of the full array; between two with different methods it measures one more",
+        usual=SIZES,
+        dtypes=("bfloat16", "float16", "float32"),
+        iters="20 up to 4 MB, 5 above",
+        options=[
+            ("--ops", _ops | {"help": f"some of {', '.join(CASES)}; default: all"}),
+            ("--seconds", kinds.number(_seconds, SECONDS)),
+            ("--table", {"type": kinds.path, "metavar": "FILE", "help": _file}),
+        ],
+    )
+]

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from ptx import AMPERE, HOPPER, compile_ptx, resources
 
 import shmemkit as sk
-from shmemkit.bench import cases, first_launch, launch, results
+from shmemkit.bench import cases, first_launch, launch, measure, results
 from shmemkit.bench.__main__ import main, parse
 from shmemkit.bench.kernels import GPU_KERNELS
 from shmemkit.bench.refusal import Refused, agreed, allocated
 from shmemkit.bench.sizes import parse_size, parse_sizes, size_text
 from shmemkit.collectives import tuning
+from shmemkit.tools import ledger
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -805,10 +806,21 @@ def test_launch_without_ll(tmp_path, monkeypatch):
     def refuse(world, max_nbytes, method):
         raise ValueError(f"no {method} for {max_nbytes} bytes")
 
+    refuse.methods = ()
     monkeypatch.setattr(sk, "AllGather", refuse)
     data, _ = measured(tmp_path, 2, "launch", "--batches", "1", "--batch-size", "1")
     row = next(row for row in data["rows"] if row["method"] == launch.GATHER)
     assert row["note"] == "refused: no ll for 8192 bytes" and "us" not in row
+
+
+def test_a_launch_of_ours_says_whose_kernels_it_launched(tmp_path, monkeypatch):
+    def noting(world):
+        return ledger.Launches(world) if world.rank == 0 else contextlib.nullcontext()
+
+    monkeypatch.setattr(measure, "noting", noting)
+    data, _ = measured(tmp_path, 2, "launch", "--batches", "1", "--batch-size", "1")
+    found = {row["method"]: row["rooms"] for row in data["rows"] if "rooms" in row}
+    assert found == {launch.GATHER: ["collectives.schedules.rows"]}
 
 
 def test_first_launches(tmp_path, monkeypatch):

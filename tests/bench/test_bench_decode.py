@@ -83,7 +83,7 @@ def test_what_a_row_is_compared_with():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (["flash_decode", "--shapes", "3x4"], "it must be MxNxK"),
+        (["flash_decode", "--shapes", "3x4"], "it must be TOKENSxKV_HEADSxGROUP"),
         (["flash_decode", "--vs", "triton"], "'triton'"),
         (["flash_decode", "--head-dim", "96"], "96"),
         (["attention_combine", "--shapes", "3x4"], "it must be BATCHxHEADSxHEAD_DIM"),

@@ -36,6 +36,15 @@ def test_it_runs(n, options, tmp_path):
             assert "note" not in row and row["us"] > 0 and row["tflops"] > 0
 
 
+def test_tiles(tmp_path):
+    path = tmp_path / "f.json"
+    given = ["gemm", "--shapes", "64x16x32", "--tiles", "64x32", "--methods", "auto", "--vs", ""]
+    assert sk.emu.run(main, 1, ([*given, "--json", str(path)],)) == [0]
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["method"] for row in rows] == ["auto", "sm90 64x32"]
+    assert all(row["us"] > 0 and "note" not in row for row in rows)
+
+
 def test_float8(tmp_path):
     path = tmp_path / "f.json"
     given = [
@@ -98,7 +107,7 @@ def test_refusals(options, text, capsys):
 
 
 def test_large_shapes_are_not_emulated():
-    with pytest.raises(SystemExit, match="128x128x128"):
+    with pytest.raises(SystemExit, match="as 32x32x32"):
         sk.emu.run(main, 1, (["gemm", "--shapes", "4096x4096x4096"],))
 
 

@@ -67,7 +67,7 @@ def test_wrong_results_are_found(monkeypatch, capsys):
             sk.current().synchronize()
             out *= 1.02
 
-    monkeypatch.setitem(gemm_reduce.OPS, "gemm_ar", ("all_reduce", Wrong))
+    monkeypatch.setattr(sk, "GemmAllReduce", Wrong)
     given = ["gemm_ar", "--shapes", "8x16x8", "--vs", "", "--methods", "sequential"]
     assert sk.emu.run(main, 2, (given,)) == [1, 1]
     assert "wrong: relative" in " ".join(capsys.readouterr().out.split())

@@ -417,7 +417,7 @@ class FakeTorch:
     """What the bench uses of PyTorch: tensors are NumPy arrays, a graph is a list of calls, and NCCL is the
     host's allgather. All ranks of the emulator share it; `log` has (rank, what)."""
 
-    uint8, int16, ops, bfloat16 = "uint8", "int16", None, as_dtype("bfloat16")
+    uint8, int8, int16, ops, bfloat16 = "uint8", "int8", "int16", None, as_dtype("bfloat16")
     Tensor = ()  # nothing is one
     is_grad_enabled = staticmethod(lambda: True)
     set_grad_enabled = staticmethod(lambda enabled: None)
@@ -622,14 +622,14 @@ def layers(op, way, path):
         gpus = as_of_gpus(world)
         if op == "ag_gemm":
             product = ag_gemm.Product(world, (4, 5, 4), dtype)
-            between = ag_gemm.Gathering(product)
+            between = ag_gemm.Gathering(product, 4, 4)
             both = ag_gemm.Both(product, between)
-            ours = [ag_gemm.Ours(world, "sequential"), TorchGatherProduct(gpus)]
+            ours = [measure.Ours(world, "sequential"), TorchGatherProduct(gpus)]
         else:
             product = product_cases.GemmCase(world, (4, 5, 6), dtype)
             between = cases.CASES[gemm_reduce.OPS[op][0]](world, 40, dtype, unit=1)
             both = gemm_reduce.Both(op, product, between)
-            ours = [gemm_reduce.Ours(world, "sequential"), TorchProductScatter(gpus)]
+            ours = [measure.Ours(world, "sequential"), TorchProductScatter(gpus)]
         pairs = [(product, gemm.Cublas(gpus)), (between, Nccl(gpus, way, path))]
         pairs.append((both, InTurn(gpus, way, path)))
         pairs += [(both, contender) for contender in ours[: 1 if op == "gemm_ar" else 2]]

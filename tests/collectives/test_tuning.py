@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shmemkit as sk
+from shmemkit.bench import loop
 from shmemkit.bench import tune_all as tune_all_module
 from shmemkit.bench.__main__ import main as bench
 from shmemkit.bench.__main__ import parse
-from shmemkit.bench.collectives import host_of
+from shmemkit.bench.cases import host_of
 from shmemkit.bench.results import Row
 from shmemkit.bench.sizes import parse_sizes
 from shmemkit.bench.tune import entry_of
@@ -736,7 +737,7 @@ def measured_as(monkeypatch, us):
         asked.append((case.op, case.bytes, ours.method))
         return us(*asked[-1]), ""
 
-    monkeypatch.setattr(tune_all_module, "measure", measure)
+    monkeypatch.setattr(loop, "measure", measure)
     return asked
 
 
@@ -781,7 +782,7 @@ def test_where_methods_change_one_more_size_is_measured(tmp_path, monkeypatch):
 def test_an_operation_without_a_right_result_gets_no_entry(tmp_path, monkeypatch):
     path = tmp_path / "t.json"
     wrong = {"gather": "wrong: all"}
-    monkeypatch.setattr(tune_all_module, "measure", lambda w, t, case, ours: (1.0, wrong.get(case.op, "")))
+    monkeypatch.setattr(loop, "measure", lambda w, t, case, ours: (1.0, wrong.get(case.op, "")))
     with pytest.raises(SystemExit, match="no entry was written where gather: no method gave a right result"):
         tune_all(path, "--ops", "gather,reduce", "--sizes", "64")
     assert set(tuning.read(path)) == {"reduce"}

@@ -8,17 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shmemkit.bench import (
-    attention_combine,
-    expert_layers,
-    flash_decode,
-    gemm,
-    grouped_gemm,
-    layers,
-    rms_norm,
-)
-from shmemkit.bench.collectives import HOSTS
-from shmemkit.bench.results import NCCL_WAYS
+from shmemkit.bench.cases import CASES
+from shmemkit.bench.commands import COMMANDS
+from shmemkit.bench.results import NCCL, NCCL_WAYS
 from shmemkit.bench.sizes import parse_size, size_text
 
 SIZES = "8K,64K,512K,1M,4M,16M,32M,64M,128M,256M".split(",")
@@ -27,7 +19,7 @@ AUTO, ALL = "auto", "all methods"
 PEERS = {"all_gather": ("torch_symm",), "all_reduce": ("torch_one_shot", "torch_two_shot")}
 PREFILL = "--tokens 4096 --experts 256 --max-rows 40960".split()
 SMALL_M = ",64x28672x8192,16x28672x8192"  # of gemm_ar, for decoding
-WITH_NCCL = {*HOSTS, "ag_gemm", "gemm_rs", "gemm_ar", "expert_parallel", "barrier"}  # commands with --nccl
+WITH_NCCL = {name for name, command in COMMANDS.items() if NCCL in command.peers}  # commands with --nccl
 START = 20  # seconds until the ranks of a process begin
 
 
@@ -131,12 +123,12 @@ def _full(gpus):
     several = [n for n in ranks_on(gpus) if n > 1]
     found = []
     for n in several:
-        first = [_collective("all_reduce", n, AUTO, SIZES), _layer("ag_gemm", n, layers.SHAPES)]
-        rest = [_collective(op, n, AUTO, SIZES) for op in HOSTS if op != "all_reduce"]
+        first = [_collective("all_reduce", n, AUTO, SIZES), _layer("ag_gemm", n)]
+        rest = [_collective(op, n, AUTO, SIZES) for op in CASES if op != "all_reduce"]
         found += first + rest + _layers(n)
     found += _alone()
     for n in several:
-        found += [_collective(op, n, ALL, SIZES) for op in HOSTS]
+        found += [_collective(op, n, ALL, SIZES) for op in CASES]
     return found
 
 
@@ -145,7 +137,7 @@ def _quick(gpus):
     if gpus == 1:
         return [batch._replace(cases=batch.cases[:2], seconds=batch.seconds[:2]) for batch in _alone()[:-1]]
     found = []
-    for batch in [_layer("ag_gemm", gpus, layers.SHAPES), *_layers(gpus)]:
+    for batch in [_layer("ag_gemm", gpus), *_layers(gpus)]:
         arguments = batch.arguments
         if batch.file in METHODS:
             arguments = [*arguments, "--methods", METHODS[batch.file]]
@@ -155,7 +147,7 @@ def _quick(gpus):
                 case = ("8192x8192x8192",)
             seconds = (min(seconds[0], 5),)
             found.append(batch._replace(what=AUTO, arguments=arguments, cases=case, seconds=seconds, start=3))
-    moved = [_collective(op, gpus, AUTO, QUICK_SIZES)._replace(start=4) for op in HOSTS]
+    moved = [_collective(op, gpus, AUTO, QUICK_SIZES)._replace(start=4) for op in CASES]
     return [*moved[:4], *found, *moved[4:]]
 
 
@@ -173,24 +165,26 @@ def _collective(op, n, what, sizes):
     return Batch(op, n, what, arguments, "--sizes", tuple(sizes), each, 6 if what == AUTO else 16)
 
 
-def _shaped(file, n, arguments, shapes, seconds, start):
-    cases = tuple(shapes.split(","))
+def _shaped(file, n, arguments, seconds, start, shapes=None):
+    """By default of the command's own shapes."""
+    cases = tuple((shapes or COMMANDS[arguments[0]].shapes).split(","))
     return Batch(file, n, ALL, arguments, "--shapes", cases, (seconds,) * len(cases), start)
 
 
-def _layer(op, n, shapes):
-    return _shaped(op, n, [op, "--replays", "8"], shapes, 5, 14)
+def _layer(op, n, seconds=5.0, start=14):
+    return _shaped(op, n, [op, "--replays", "8"], seconds, start)
 
 
 def _layers(n):
-    found = [_layer("gemm_rs", n, layers.SHAPES), _layer("gemm_ar", n, layers.SHAPES + SMALL_M)]
-    for op in ("ag_grouped_gemm", "grouped_gemm_rs"):
-        found.append(_shaped(op, n, [op, "--replays", "8"], expert_layers.SHAPES, 10, 14))
-    shapes = attention_combine.SHAPES
-    found += [
-        _shaped("flash_decode", n, ["flash_decode", "--replays", "8"], flash_decode.SHAPES, 1.5, 12),
-        _shaped("attention_combine", n, ["attention_combine", "--replays", "8"], shapes, 2, 8),
-        _shaped("all_reduce_rms_norm", n, ["all_reduce_rms_norm"], rms_norm.SHAPES, 1.5, 12),
+    small = COMMANDS["gemm_ar"].shapes + SMALL_M
+    found = [
+        _layer("gemm_rs", n),
+        _shaped("gemm_ar", n, ["gemm_ar", "--replays", "8"], 5, 14, small),
+        _layer("ag_grouped_gemm", n, 10),
+        _layer("grouped_gemm_rs", n, 10),
+        _layer("flash_decode", n, 1.5, 12),
+        _layer("attention_combine", n, 2, 8),
+        _shaped("all_reduce_rms_norm", n, ["all_reduce_rms_norm"], 1.5, 12),
         Batch("expert_parallel", n, ALL, ["expert_parallel", "--replays", "9"], seconds=(12,)),
         Batch("expert_parallel_prefill", n, ALL, ["expert_parallel", "--replays", "9", *PREFILL]),
         Batch("barrier", n, ALL, ["barrier"], seconds=(4,), start=2),
@@ -203,9 +197,9 @@ def _alone():
     """Of one GPU."""
     float8 = ["--dtype", "float8_e4m3fn", "--methods", "auto", "--replays", "12"]
     return [
-        _shaped("gemm", 1, ["gemm", "--methods", "auto,sm80", "--replays", "12"], gemm.SHAPES, 5, 8),
-        _shaped("gemm_float8", 1, ["gemm", *float8], "8192x8192x8192,4096x4096x4096", 10, 8),
-        _shaped("grouped_gemm", 1, ["grouped_gemm", "--replays", "8"], grouped_gemm.SHAPES, 5, 8),
+        _shaped("gemm", 1, ["gemm", "--methods", "auto,sm80", "--replays", "12"], 5, 8),
+        _shaped("gemm_float8", 1, ["gemm", *float8], 10, 8, "8192x8192x8192,4096x4096x4096"),
+        _layer("grouped_gemm", 1, 5, 8),
         Batch("launch", 1, ALL, ["launch", "--first"], seconds=(60,), start=2),
     ]
 
@@ -214,9 +208,9 @@ def _emulated(ranks):
     """Small ones: times mean nothing there."""
     few = ("1K", "2K")
     found = [
-        Batch(op, ranks, AUTO, [op, "--methods", "auto", "--vs", ""], "--sizes", few, (2, 2)) for op in HOSTS
+        Batch(op, ranks, AUTO, [op, "--methods", "auto", "--vs", ""], "--sizes", few, (2, 2)) for op in CASES
     ]
     return found + [
-        _shaped("all_reduce_rms_norm", ranks, ["all_reduce_rms_norm", "--vs", ""], "1x64,2x64", 1, 2),
+        _shaped("all_reduce_rms_norm", ranks, ["all_reduce_rms_norm", "--vs", ""], 1, 2, "1x64,2x64"),
         Batch("barrier", ranks, ALL, ["barrier", "--vs", ""], seconds=(1,), start=1),
     ]

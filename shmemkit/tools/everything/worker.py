@@ -26,28 +26,18 @@ def run(work):
         os.environ.setdefault(name, value)
     with sk.init() as world:
         nccl.kept, TorchCall.kept = {}, True
+        before = measure.noting
+        if world.rank == 0:  # on the emulator, for all ranks
+            measure.noting = lambda of: ledger.Launches(of) if of is world else contextlib.nullcontext()
         try:
             for number, batch in enumerate(work["batches"]):
                 _measure(world, work, number, Batch(*batch))
         finally:
+            measure.noting = before
             kept, nccl.kept, TorchCall.kept = nccl.kept or {}, None, False
         for contender in kept.values():
             contender.close()
         leave()
-
-
-@contextlib.contextmanager
-def _noting(world, batch):
-    """Rows say whose kernels they launched. Not those of the host's costs, which that would change."""
-    if world.rank or batch.file == "launch":
-        yield
-        return
-    with ledger.Launches(world) as launches:  # on the emulator, for all ranks
-        measure.launched = lambda of: launches.take() if of is world else None
-        try:
-            yield
-        finally:
-            measure.launched = None
 
 
 def _measure(world, work, number, batch):
@@ -72,8 +62,7 @@ def _measure(world, work, number, batch):
         arguments += ["--nccl", work["nccl"]]
     try:
         options = parse(arguments, tables=False)
-        with _noting(world, batch):
-            options.run(world, results, options, beat.progress)
+        options.run(world, results, options, beat.progress)
     except SystemExit as refused:  # on all ranks alike, before anything runs
         results.end(f"refused: {refused}")
     else:
