@@ -39,10 +39,10 @@ from shmemkit.device import (
     threadfence,
 )
 from shmemkit.operations.method import Method
+from shmemkit.operations.operation import Operation
 from shmemkit.runtime.launch import MAX_THREADS
 from shmemkit.runtime.stream_barrier import arrive_and_wait, barrier_kernel
-from shmemkit.runtime.stream_order import shared_order
-from shmemkit.runtime.world import World, check_world
+from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream
 
 from .network import ranks_in_reach
@@ -81,7 +81,24 @@ def barrier_2d(local_size, arrivals, passed, epoch):
         epoch[0] = target
 
 
-class Barrier(Method):
+class _Barrier(Method):
+    """Its memory, and its kernel: ``run(stream)``."""
+
+    name = "Barrier"
+
+    def prepare(self) -> None:
+        world, n, size = self.world, self.world.n_ranks, ranks_in_reach(self.world)
+        self.threads = min(MAX_THREADS, size)
+        arrivals = self.zeros(n, "uint64", "barrier.arrivals")
+        self.epoch = world.xp.zeros(1, "uint64")
+        if size == n:
+            self.run = self.launch(barrier_kernel, 1, arrivals, self.epoch, pdl=True)
+        else:
+            passed = self.zeros((n // size - 1).bit_length(), "uint64", "barrier.passed")
+            self.run = self.launch(barrier_2d, 1, size, arrivals, passed, self.epoch)
+
+
+class Barrier(Operation):
     """A barrier of all ranks on a stream: one kernel of one block, which takes a few microseconds.
     Collective.
 
@@ -96,33 +113,19 @@ class Barrier(Method):
     world  the World. TypeError, on all ranks, if it is none
     """
 
-    def __init__(self, world: World):
-        check_world("Barrier", world)
-        super().__init__(world)
-        self._order = shared_order(world)
+    ALIKE = None  # it has no arrays
 
-    def prepare(self) -> None:
-        world, n, size = self.world, self.world.n_ranks, ranks_in_reach(self.world)
-        if world.backend.name != "emulator":
-            self.threads = min(MAX_THREADS, size)
-        arrivals = self.zeros(n, "uint64", "barrier.arrivals")
-        self.epoch = world.xp.zeros(1, "uint64")
-        if size == n:
-            self._run = self.launch(barrier_kernel, 1, arrivals, self.epoch, pdl=True)
-        else:
-            passed = self.zeros((n // size - 1).bit_length(), "uint64", "barrier.passed")
-            self._run = self.launch(barrier_2d, 1, size, arrivals, passed, self.epoch)
+    def __init__(self, world: World):
+        super().__init__(world, dict)
+        self._run = self._part(_Barrier, world).run
 
     def __call__(self, *, stream: AnyStream | None = None) -> None:
         """Enqueue a barrier on `stream` (default: the World's). Collective. RuntimeError after ``free``, or
         after ``World.finalize``.
         """
-        if not self._arrays:
-            raise RuntimeError("Barrier: it was freed; make a new one")
-        check_world("Barrier", self.world)
-        if stream is self.world.stream:
-            stream = None
-        self._order.before(stream, "Barrier")
+        if self._parts is None or self.world.finalized:
+            self._check_alive()
+        self._order.before(None if stream is self.world.stream else stream, self._who)
         self._run(stream)
 
 

@@ -32,17 +32,6 @@ def test_calls_of_several_objects_are_in_one_order():
         sk.emu.run(main, 2, races=True, delivery="unordered", seed=seed)
 
 
-def test_a_barrier_after_the_world(pes):
-    def main():
-        world = sk.init()
-        barrier = sk.Barrier(world)
-        world.finalize()
-        with pytest.raises(RuntimeError, match="Barrier: its World is finalized"):
-            barrier()
-
-    pes(2).run(main)
-
-
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("where", [{0, 1}, {1}], ids=["everywhere", "on_rank_1"])
 def test_wrong_arguments(pes, name, where):
