@@ -1,4 +1,4 @@
-"""Matrix products: out = activation(a @ b + bias).
+"""Matrix products: out = activation(x @ w + bias).
 
     y = sk.matmul(x, w)                                      # by the current World, if there is one
     sk.matmul(x, w, out, bias=bias, activation="gelu")
@@ -19,7 +19,6 @@ On the emulator "auto" is simt, which is emulated fastest, but for float8; the o
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,91 +27,117 @@ from numba import cuda
 
 from shmemkit.backends.streams import address_of_stream
 from shmemkit.device.cuda.float_storage import ELEMENTS
+from shmemkit.operations.operation import Declared, Given, nothing
 from shmemkit.operations.plans import Plans
 from shmemkit.runtime.budget import checked_sms
+from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import current
 from shmemkit.support import gpus
-from shmemkit.support.arrays import (
-    address_of,
-    call_on,
-    converted,
-    keyed,
-    new_output,
-    overlap,
-    stream_of,
-    with_shape,
-)
-from shmemkit.support.dtypes import numpy_dtype
-from shmemkit.support.settings import array_text, listed, one_of, shown
+from shmemkit.support.renamed import renamed
+from shmemkit.support.settings import one_of, shown
 from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GemmMethod
 
 from .block_scales import BLOCK, MAX_REACH
 from .epilogue import ACTIVATIONS
-from .problem import FLOAT8, HALVES, Gpu, Problem, is_aligned
+from .problem import FLOAT8, HALVES, Gpu, Problem
 from .simt import DTYPES, Simt
 from .sm80 import Sm80
 from .sm90_host import Sm90
 
-__all__ = ["METHODS", "Gemm", "bind_product", "check", "gpu_of", "matmul"]
+__all__ = ["METHODS", "Gemm", "bind_product", "gpu_of", "matmul"]
 
 PLANS = 512  # bound calls that a Gemm keeps
 METHODS = {"sm90": Sm90, "sm80": Sm80, "simt": Simt}
-SCALES = "scales[0]", "scales[1]"  # arguments, in errors
-OPTIONAL = "bias", "scales"  # what the names of arrays begin with that may be None
+SCALES = "scales[0]", "scales[1]"  # as arrays of a call
+INTEGERS = tuple(name for name in DTYPES if "int" in name)
 
 
-class Product:
-    """What Gemm and GroupedGemm have in common: calls that are bound to arrays, and kept."""
+class OfProducts(Declared):
+    """Which dtypes the arrays x, out and bias of products may have."""
 
-    _who: str  # in errors
+    OPERANDS = tuple(map(as_dtype, DTYPES))
+
+    def _dtype_of(self, name, arrays):
+        if name == "x":
+            return self.OPERANDS
+        if name.startswith("out"):
+            return _results_of(arrays["x"].dtype)
+        if name.startswith("bias"):
+            out = arrays[name.replace("bias", "out")].dtype
+            return (out, np.dtype("float32")) if out.name in HALVES else out
+        return super()._dtype_of(name, arrays)
+
+
+@functools.cache
+def _results_of(dtype):
+    """-> the dtypes that products of operands of `dtype`, NumPy's or PyTorch's, may have."""
+    name = str(dtype).removeprefix("torch.")
+    if name in (*HALVES, FLOAT8):
+        names = "bfloat16" if name == FLOAT8 else name, *ELEMENTS
+    else:
+        names = name, *(INTEGERS if name in INTEGERS else ())
+    return tuple(map(as_dtype, dict.fromkeys(names))) if name in (*DTYPES, FLOAT8) else (dtype,)
+
+
+def check_activation(who, activation, dtype):
+    """ValueError for one that is not of operands of `dtype`."""
+    allowed = [name for name in ACTIVATIONS if dtype.kind not in "iu" or name in (None, "relu")]
+    one_of(who, "activation", activation, allowed)
+
+
+class Product(OfProducts):
+    """What Gemm and GroupedGemm have in common: a call is of this rank's GPU alone, and of the World that is
+    current then, if there is one. A subclass has
+
+    _compute  (gpu, x, w, out, bias, activation, scales) -> run(stream); scales: two of them or None
+    """
+
+    OPERANDS = (*OfProducts.OPERANDS, as_dtype(FLOAT8))
+    _compute: Callable[..., Callable]
 
     def __init__(self, sms):
         self.sms = checked_sms(self._who, sms)
-        self._plans = Plans(PLANS, _synchronize)
+        self._plans = Plans(PLANS, lambda: self.world.synchronize())
 
-    def _enqueue(self, given, scales, shape_of, bind, activation, stream):
-        """Enqueue a product of the arrays `given`, {name: array}, with `scales`, or None. -> that named
-        "out": where None is given, a new one of the kind and the dtype of the first, of float8 bfloat16.
+    @property
+    def world(self) -> Any:
+        return current() or _alone()
 
-        shape_of(*arrays)          -> the shape of such a result, by the operands
-        bind(arrays, scales, gpu)  -> run(stream), for arrays of `gpu.arrays`; scales: two of them or None
-        """
+    def _product(self, arrays, scales, activation, stream):
+        """Enqueue a call of `arrays`, with `scales`, or None. -> out"""
         one_of(self._who, "activation", activation, ACTIVATIONS)
-        given = {**given, **dict(zip(SCALES, _pair(self._who, scales), strict=True))}
-        world = current()
+        if scales is not None:
+            if not isinstance(scales, (tuple, list)) or len(scales) != 2 or any(x is None for x in scales):
+                raise TypeError(
+                    f"{self._who}: scales is {shown(scales)}; it must be a tuple of two arrays, or None"
+                )
+            arrays.update(zip(SCALES, scales, strict=True))
+        return self._enqueue(arrays, stream, activation=activation, world=self.world)["out"]
+
+    def _new_shape(self, name, arrays):
+        return *arrays["x"].shape[:1], *arrays["w"].shape[1:2]
+
+    def _bind(self, x, activation, world, **others):
+        check_activation(self._who, activation, x.dtype)
+        scales = tuple(others.pop(name) for name in SCALES if name in others) or None
+        self._check_scales(x, scales)
         gpu = gpu_of(world).limited(self.sms)
-        if world is None:
-            stream, waits = stream_of(stream, *given.values()), False
-        else:
-            stream, waits = call_on(world, stream, *given.values())
-        like, out = next(iter(given.values())), given["out"]
-        operands = {
-            name: with_shape(self._who, name, x, gpu.arrays)
-            for name, x in given.items()
-            if name not in ("out", "bias") and not name.startswith("scales")
-        }
-        if out is None:
-            shape = shape_of(*operands.values())
-            after = functools.partial(follow, gpu.arrays) if world is None else world.backend.follow
-            dtype: Any = next(iter(operands.values())).dtype
-            if str(dtype).endswith(FLOAT8):
-                dtype = numpy_dtype("bfloat16")
-            out = new_output(like, shape, dtype, gpu.arrays, stream, after)
-        key, arrays = keyed(self._who, {**given, **operands, "out": out}, gpu.arrays, OPTIONAL)
-        key = activation, world, *key
-        run = self._plans.get(key)
-        if run is None:
-            arrays = converted(self._who, arrays, gpu.arrays, OPTIONAL)
-            scales = [arrays.pop(name) for name in SCALES]
-            run = bind(arrays, None if scales[0] is None else tuple(scales), gpu)
-        if stream is None and world is None:
-            stream = _cupy().cuda.get_current_stream()
-        capturing = _captures(world, stream)
-        self._plans.keep(key, run, capturing)
-        run(stream)
-        if waits and world is not None:
-            world.stream.synchronize()
-        return out
+        run = self._compute(gpu, x=x, activation=activation, scales=scales, **others)
+        return world.on_its_stream(run) if isinstance(world, Alone) else run
+
+    def _check_scales(self, x, scales):
+        if (x.dtype.name == FLOAT8) != (scales is not None):
+            needed = f"only {FLOAT8} has some" if scales else "it must be a tuple of two arrays"
+            given = "given" if scales else None
+            raise ValueError(f"{self._who}: x is {x.dtype} and scales is {given}; {needed}")
+        for name, array in zip(SCALES, scales or (), strict=False):
+            steps = list(zip(array.shape, array.strides, strict=True))
+            reach = sum((size - 1) * step for size, step in steps)
+            if min(array.strides) < 0 or reach >= MAX_REACH:
+                raise ValueError(
+                    f"{self._who}: {name} has strides {array.strides}; they must be 0 or more, and lead less "
+                    f"than {MAX_REACH} bytes far. Give a copy"
+                )
 
 
 class Gemm(Product):
@@ -131,17 +156,25 @@ class Gemm(Product):
     calls, and graphs that captured some. TypeError if `order` is not a function.
     """
 
-    _who = "Gemm"
+    ARRAYS = {
+        "x": Given("m k", contiguous=False, align=0),
+        "w": Given("k n", "x", contiguous=False, align=0),
+        "out": Given("m n", contiguous=False, align=0, new=True),
+        "bias": Given("n", contiguous=False, align=0, optional=True),
+        SCALES[0]: Given(f"m k/{BLOCK}", "float32", contiguous=False, align=0, optional=True),
+        SCALES[1]: Given(f"k/{BLOCK} n/{BLOCK}", "float32", contiguous=False, align=0, optional=True),
+    }
 
     def __init__(self, method: GemmMethod = "auto", order: Callable | None = None, *, sms: int | None = None):
         one_of("Gemm", "method", method, ("auto", *METHODS))
         super().__init__(sms)
         self.method, self.order = method, _device_function(order)
 
+    @renamed(a="x", b="w")
     def __call__(
         self,
-        a: ArrayT,
-        b: AnyArray,
+        x: ArrayT,
+        w: AnyArray,
         out: ArrayT | None = None,
         *,
         bias: AnyArray | None = None,
@@ -149,17 +182,15 @@ class Gemm(Product):
         scales: tuple[AnyArray, AnyArray] | None = None,
         stream: AnyStream | None = None,
     ) -> ArrayT:
-        """Enqueue ``out = activation(a @ b + bias)``. -> out
+        """Enqueue ``out = activation(x @ w + bias)``. -> out
 
         Arguments, result, bits, capture and errors are those of `matmul`.
         """
-        given = {"a": a, "b": b, "out": out, "bias": bias}
+        arrays = {"x": x, "w": w, "out": out, "bias": bias}
+        return self._product(arrays, scales, activation, stream)
 
-        def bind(arrays, scales, gpu):
-            problem = Problem(**arrays, activation=activation, scales=scales)
-            return bind_product(problem, gpu, self.method, self.order)
-
-        return self._enqueue(given, scales, _shape_of, bind, activation, stream)
+    def _compute(self, gpu, x, w, **others):
+        return bind_product(Problem(x, w, **others), gpu, self.method, self.order)
 
 
 def _device_function(order):
@@ -174,10 +205,10 @@ def _device_function(order):
 
 def bind_product(problem, gpu, method="auto", order=None):
     """-> run(stream), which computes a Problem of arrays of `gpu.arrays`, by a method and in an order as in
-    Gemm. The caller keeps the arrays alive. ValueError if no method can compute it."""
-    check(problem)
+    Gemm. The arrays have been checked, and the caller keeps them alive. ValueError if no method can compute
+    it."""
     if not problem.out.size:
-        return lambda stream: None
+        return nothing
     usual = ["sm90"] if problem.scales else ["simt"] if gpu.arrays.ndarray is np.ndarray else [*METHODS]
     method = chosen("Gemm", METHODS, method, usual, problem, gpu)
     return METHODS[method](problem, gpu, order=order)
@@ -195,9 +226,10 @@ def chosen(who, methods, method, usual, problem, gpu):
     raise ValueError(f"{who}: {why}" + (". Use method='auto'" if method != "auto" else ""))
 
 
+@renamed(a="x", b="w")
 def matmul(
-    a: ArrayT,
-    b: AnyArray,
+    x: ArrayT,
+    w: AnyArray,
     out: ArrayT | None = None,
     *,
     bias: AnyArray | None = None,
@@ -207,18 +239,18 @@ def matmul(
     method: GemmMethod = "auto",
     sms: int | None = None,
 ) -> ArrayT:
-    """Enqueue ``out = activation(a @ b + bias)`` on this rank's GPU alone. -> out
+    """Enqueue ``out = activation(x @ w + bias)`` on this rank's GPU alone. -> out
 
-    a, b        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64, an integer, or
+    x, w        (M, K) and (K, N), of one dtype: bfloat16, float16, float32, float64, an integer, or
                 float8_e4m3fn with `scales`. M, N and K may be 0. Any strides of whole elements, so a weight
-                (N, K) is given as w.T. Rows, or columns, that are contiguous and begin at multiples of 16
+                (N, K) is given as its .T. Rows, or columns, that are contiguous and begin at multiples of 16
                 bytes are computed fastest
     out         (M, N), any strides, apart from all others. bfloat16, float16 or float32 for operands of these
-                two or float8, any integer for integers, else the operands' dtype. Default: a new array of a's
+                two or float8, any integer for integers, else the operands' dtype. Default: a new array of x's
                 kind and dtype, of float8 bfloat16
     bias        (N,), added to each row; of out's dtype, or float32 where out is bfloat16 or float16
     activation  None, "relu", "gelu" (exact, by erf) or "silu", as in PyTorch; None or "relu" for integers
-    scales      of float8: those of a, (M, ceil(K / 128)), one for 128 of K of a row; and those of b,
+    scales      of float8: those of x, (M, ceil(K / 128)), one for 128 of K of a row; and those of w,
                 (ceil(K / 128), ceil(N / 128)), one for 128 of K by 128 columns. float32, with strides of 0 or
                 more. Of a weight w.T, give scales.T. One scale for all: ``numpy.broadcast_to``. See
                 docs/float8.md
@@ -226,7 +258,7 @@ def matmul(
                 current one without a World. It is not ordered with other streams
     method      "auto", the first of these that can compute the product (on the emulator "simt"), or
                   sm90  wgmma and the TMA: compute capability 9.0, bfloat16 or float16, contiguous rows or
-                        columns that begin at multiples of 16 bytes; float8, where rows of a and columns of b
+                        columns that begin at multiples of 16 bytes; float8, where rows of x and columns of w
                         are contiguous, M, N and K 1 or more, and rows of out a multiple of 16 bytes
                   sm80  mma.sync and cp.async: from 8.0 on, bfloat16 or float16, contiguous rows or columns
                   simt  ordinary arithmetic: all else
@@ -247,7 +279,7 @@ def matmul(
     """
     one_of("matmul()", "method", method, ("auto", *METHODS))
     gemm = kept(Gemm, method, sms)
-    return gemm(a, b, out, bias=bias, activation=activation, scales=scales, stream=stream)
+    return gemm(x, w, out, bias=bias, activation=activation, scales=scales, stream=stream)
 
 
 def kept(kind, method, sms):
@@ -262,20 +294,54 @@ def kept(kind, method, sms):
 _without_world = {}
 
 
-def gpu_of(world):
-    """-> the Gpu on which a World computes; if there is no World (None), CuPy's current GPU"""
-    if world is not None and world.backend.name == "emulator":
-        backend = world.backend
-        return Gpu(backend.compute_capability, backend.multiprocessors, backend.block_shared, np)
-    if world is None:
-        _check_gpus()
-    return _of_device(_cupy().cuda.Device().id)
+class Alone:
+    """What `Declared` needs of a World, where there is none: CuPy's current GPU. A stream of None is CuPy's
+    current one."""
+
+    def __init__(self, cupy):
+        self.name, self.finalized, self.n_ranks, self.stream = "CuPy", False, 1, None
+        self.xp, self.backend, self.runtime = cupy, self, cupy.cuda.runtime
+
+    def address(self, array):
+        return array.data.ptr
+
+    def synchronize(self):
+        self.runtime.deviceSynchronize()
+
+    def on_its_stream(self, run):
+        """-> `run`, a call that is bound, for streams as above"""
+        return lambda stream: run(self.xp.cuda.get_current_stream() if stream is None else stream)
+
+    def capture_of(self, stream):
+        """True or None: that is not known better."""
+        return bool(self.runtime.streamIsCapturing(self._handle(stream))) or None
+
+    def follow(self, later, earlier):
+        """Like that of a World's backend."""
+        later, earlier = self._handle(later), self._handle(earlier)
+        captures = self.runtime.streamIsCapturing
+        if later != earlier and not captures(later) and not captures(earlier):
+            event = self.xp.cuda.Event(disable_timing=True)
+            self.runtime.eventRecord(event.ptr, earlier)
+            self.runtime.streamWaitEvent(later, event.ptr)
+
+    def _handle(self, stream):
+        return address_of_stream(self.xp.cuda.get_current_stream() if stream is None else stream)
 
 
 @functools.cache
-def _check_gpus():
+def _alone():
     if gpus.n_gpus() == 0:
         raise RuntimeError("Gemm: there is no GPU, and no World to emulate one. Call shmemkit.init() first")
+    return Alone(_cupy())
+
+
+def gpu_of(world):
+    """-> the Gpu on which a World computes, or CuPy's current one"""
+    backend = world.backend
+    if backend.name == "emulator":
+        return Gpu(backend.compute_capability, backend.multiprocessors, backend.block_shared, np)
+    return _of_device(_cupy().cuda.Device().id)
 
 
 @functools.cache
@@ -291,121 +357,7 @@ def _of_device(number):
     )
 
 
-def follow(cupy, later, earlier):
-    """``backend.follow`` of a World, for programs without one: a stream of None is CuPy's current stream."""
-    current = cupy.cuda.get_current_stream()
-    later, earlier = (address_of_stream(current if stream is None else stream) for stream in (later, earlier))
-    captures = cupy.cuda.runtime.streamIsCapturing
-    if later != earlier and not captures(later) and not captures(earlier):
-        event = cupy.cuda.Event(disable_timing=True)
-        cupy.cuda.runtime.eventRecord(event.ptr, earlier)
-        cupy.cuda.runtime.streamWaitEvent(later, event.ptr)
-
-
-def _captures(world, stream):
-    if world is not None:
-        return world.backend.capture_of(stream) is not None
-    return _cupy().cuda.runtime.streamIsCapturing(address_of_stream(stream))
-
-
-def _synchronize():
-    """Wait for the GPU, if there is one. The emulator keeps arrays as long as they are used."""
-    if "cupy" in sys.modules and gpus.n_gpus():
-        _cupy().cuda.runtime.deviceSynchronize()
-
-
 def _cupy():
     import cupy
 
     return cupy
-
-
-def _shape_of(a, b):
-    if not a.ndim == b.ndim == 2:
-        raise ValueError(_shapes(a, b))
-    return a.shape[0], b.shape[1]
-
-
-def _shapes(a, b):
-    shapes: list[Any] = [getattr(x, "shape", ()) for x in (a, b)]
-    given = " and ".join(str(getattr(x, "shape", type(x).__name__)) for x in (a, b))
-    weight = all(len(shape) == 2 for shape in shapes) and shapes[0][1] == shapes[1][1]
-    hint = ". Give a weight of shape (N, K) as b.T" if weight else ""
-    return f"Gemm: a and b are {given}; they must be (M, K) and (K, N){hint}"
-
-
-def check(problem):
-    """ValueError for a Problem that no method can compute."""
-    a, b, out, bias, activation, scales = problem
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(_shapes(a, b))
-    dtype = a.dtype.name
-    allowed = (*DTYPES, FLOAT8)
-    if b.dtype != a.dtype or dtype not in allowed:
-        raise ValueError(f"Gemm: a is {a.dtype} and b is {b.dtype}; both must be one of {listed(allowed)}")
-    k_blocks, n_blocks = (-(-size // BLOCK) for size in b.shape)
-    check_scales("Gemm", a, scales, (a.shape[0], k_blocks), (k_blocks, n_blocks), out)
-    shape = a.shape[0], b.shape[1]
-    if out.shape != shape:
-        raise ValueError(f"Gemm: out is {out.shape}; it must be {shape}")
-    integers = a.dtype.kind in "iu"
-    allowed = list(ELEMENTS) if dtype in (*HALVES, FLOAT8) else [dtype]
-    if integers:
-        allowed = [name for name in DTYPES if "int" in name]
-    if out.dtype.name not in allowed:
-        raise ValueError(f"Gemm: out is {out.dtype}; of {dtype} operands it must be {listed(allowed)}")
-    if bias is not None:
-        allowed = [out.dtype.name] + (["float32"] if out.dtype.name in HALVES else [])
-        if bias.shape != shape[1:] or bias.dtype.name not in allowed:
-            raise ValueError(
-                f"Gemm: bias is {bias.dtype} {bias.shape}; it must be {listed(allowed)} {shape[1:]}"
-            )
-    if activation not in ACTIVATIONS or (integers and activation in ("gelu", "silu")):
-        activations = [x for x in ACTIVATIONS if not integers or x not in ("gelu", "silu")]
-        one_of("Gemm", "activation", activation, activations)
-    check_memory("Gemm", out, a=a, b=b, bias=bias)
-
-
-def _pair(who, scales):
-    if scales is None:
-        return None, None
-    if not isinstance(scales, (tuple, list)) or len(scales) != 2 or any(x is None for x in scales):
-        raise TypeError(f"{who}: scales is {shown(scales)}; it must be a tuple of two arrays, or None")
-    return scales
-
-
-def check_scales(who, operand, scales, shape_of_a, shape_of_b, out):
-    """ValueError unless `scales` are what operands like `operand` have: None, or arrays of these shapes."""
-    needed = f"float32 {shape_of_a} and {shape_of_b}, one of each block of {BLOCK}"
-    if (operand.dtype.name == FLOAT8) != (scales is not None):
-        given = "None" if scales is None else "given"
-        needed = f"of {FLOAT8} they must be {needed}" if scales is None else f"only {FLOAT8} has some"
-        raise ValueError(f"{who}: the operands are {operand.dtype} and scales is {given}; {needed}")
-    if scales is None:
-        return
-    (a, b), shapes = scales, (shape_of_a, shape_of_b)
-    if (a.shape, b.shape) != shapes or {a.dtype.name, b.dtype.name} != {"float32"}:
-        raise ValueError(f"{who}: scales are {array_text(a)} and {array_text(b)}; they must be {needed}")
-    steps = [(size - 1, step) for x in scales for size, step in zip(x.shape, x.strides, strict=True)]
-    if min(step for _, step in steps) < 0 or sum(size * step for size, step in steps) >= MAX_REACH:
-        raise ValueError(
-            f"{who}: scales have strides {a.strides} and {b.strides}; they must be 0 or more, and lead less "
-            f"than {MAX_REACH} bytes far. Give copies"
-        )
-    check_memory(who, out, **dict(zip(SCALES, scales, strict=True)))
-
-
-def check_memory(who, out, **operands):
-    """ValueError for arrays that lie where no kernel can take them."""
-    for name, array in {**operands, "out": out}.items():
-        if array is not None and not is_aligned(array):
-            raise ValueError(
-                f"{who}: {name} has strides {array.strides} and address {address_of(array):#x}; they must be "
-                f"multiples of its elements' {array.dtype.itemsize} bytes. Give a copy"
-            )
-    for name, array in operands.items():
-        if array is not None and overlap(array, out):
-            raise ValueError(f"{who}: out overlaps {name}; it must be another array")
-    steps = zip(out.strides, out.shape, strict=True)
-    if out.size and any(stride == 0 and size > 1 for stride, size in steps):
-        raise ValueError(f"{who}: out is a broadcast array, whose elements share memory; it must not be one")

@@ -7,7 +7,6 @@ import numpy as np
 
 from shmemkit.device.cuda.float_storage import ELEMENTS
 from shmemkit.runtime.budget import within
-from shmemkit.support.arrays import address_of
 from shmemkit.support.settings import listed
 
 HALVES = ("bfloat16", "float16")
@@ -96,12 +95,6 @@ def check_order(order, n_m, n_n):
                 "(m, n) once"
             )
         given.add((m, n))
-
-
-def is_aligned(array):
-    """Whether elements begin at multiples of their size only. (A field of a record need not.)"""
-    steps = (stride for stride, size in zip(array.strides, array.shape, strict=True) if size > 1)
-    return not array.size or not any(at % array.dtype.itemsize for at in (address_of(array), *steps))
 
 
 def flat(array, dtype):

@@ -568,7 +568,7 @@ class Sm80:
         if reason := not_of_tensor_cores(problem):
             return reason
         if layout_of(a) is None or layout_of(b.T) is None:
-            return f"a and b have strides {a.strides} and {b.strides}; rows or columns must be contiguous"
+            return f"x and w have strides {a.strides} and {b.strides}; rows or columns must be contiguous"
         return out_that_cannot_be_stored(out)
 
     def __init__(self, problem, gpu, tile=None, order=None):

@@ -60,7 +60,7 @@ def moved_product(world, gpu, index, topk, x, w, out):
     blocks, threads = gpu.blocks(min(n_pairs, BLOCKS * gpu.multiprocessors)), threads_of(world)
     take = bind(take_rows, blocks, threads, (*words_of(rows, x), index.pairs, index.sizes, topk))
     arrays = {"x": rows, "w": w, "counts": index.counts, "out": results, "bias": None}
-    product = GroupedGemm()._bind(arrays, None, gpu, None)
+    product = GroupedGemm(sms=gpu.sms)._plan(arrays, {"activation": None, "world": world})
     put = bind(put_rows, blocks, threads, (*words_of(out, results), index.pairs, index.sizes))
     return [take, product, put]
 

@@ -40,11 +40,11 @@ from shmemkit.support.arrays import (
     unowned,
     with_shape,
 )
-from shmemkit.support.settings import array_text
+from shmemkit.support.settings import array_text, listed
 from shmemkit.typing import Array, DType, Shape
 
 from .method import agree_on
-from .plans import plans_of
+from .plans import Plans, plans_of
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Given:
     """An array of a call.
 
     dims        the names of its dimensions. A name is an attribute of the object, or a size that all arrays
-                of a call share, or n_ranks; two may be multiplied or divided: "n_ranks*m". One that ends with
-                "#" is of its own in each of several arrays, "w[0]", "w[1]"... "": one element.
-                None: the operation checks the shape
+                of a call share, or n_ranks; two may be multiplied or divided: "n_ranks*m". "k/128", by a
+                number, is rounded up. One that ends with "#" is of its own in each of several arrays,
+                "w[0]", "w[1]"... "": one element. None: the operation checks the shape
     dtype       its name, that of another array, or "dtype": the object's. None: the operation checks it
     align       bytes that its address is a multiple of. 0: those of an element. 1: any address
-    contiguous  whether it must be C-contiguous
+    contiguous  whether it must be C-contiguous; else it may have any strides of whole elements
     new         a call may leave it out, and gets a new one, of the kind of the first array
     optional    a call may leave it out
     written     a call writes it, as all that are `new`
@@ -73,59 +73,40 @@ class Given:
     written: bool = False
     may_be: str | None = None
 
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """Of its dimensions."""
+        return (self.dims or "").split()
 
-class Operation:
-    """A subclass has
+
+class Declared:
+    """What enqueues calls of arrays that it declares. A subclass has
 
     ARRAYS  {name: Given}
-    ALIKE   the names of arrays of the same size and dtype on all ranks, which the emulator compares; without
-            names, the first one
     LIMITS  {dimension: (attribute that is its largest size, what it counts)}. Where one is 0, a call does
             nothing
     _bind   (**arrays, **numbers) -> run(stream), for arrays that are checked, or None
+    world   the World, or a group of it
+    _plans  the Plans of bound calls
 
     and may override what follows ``_enqueue``.
-
-    world  the World, or a group of it
-    check  () -> {name: value}: the arguments that must be equal on all ranks. It raises TypeError or
-           ValueError, on any rank, for wrong ones, and sets attributes
-    sms    the budget of multiprocessors, or None
     """
 
     ARRAYS: dict[str, Given] = {}
-    ALIKE: tuple[str, ...] = ()
     LIMITS: dict[str, tuple[str, str]] = {}
+    world: Any
+    _who: str
     _bind: Callable[..., Callable]
-    _parts: Any = None  # what ``free`` frees; None once it has
-    _methods: Any  # {name: method}, of those that choose one of several
+    _plans: Plans
+    _parts: Any = ()  # what ``free`` frees; None once it has
     _or_same = ", or be the same"  # how an array may lie in that which it `may_be`
-    method: Any
     dtype: Any
-    sms: int | None
 
-    def __init__(self, world: World, check: Callable[[], dict], sms: int | None = None):
-        self._who = who = type(self).__name__
-        check_world(who, world)
-        self.world = world
-
-        def checked():
-            given = check()
-            self.sms = checked_sms(who, sms)
-            return {**given, "sms": self.sms}
-
-        agree_on(world, who, checked)
-        self._begin()
-
-    def _begin(self):
-        self._parts, self._outputs, self._methods = [], [], {}
-        self._plans, self._order = plans_of(self.world), shared_order(self.world)
-        self._optional = tuple(name for name, given in self.ARRAYS.items() if given.optional)
-        self._new = {name for name, given in self.ARRAYS.items() if given.new}
-
-    def _part(self, kind, *args, **settings):
-        """-> kind(*args), within the budget, which ``free`` frees."""
-        self._parts.append(kind(*args, sms=self.sms, **settings))
-        return self._parts[-1]
+    def __init_subclass__(cls):
+        super().__init_subclass__()
+        cls._who = cls.__name__
+        cls._optional = tuple(name for name, given in cls.ARRAYS.items() if given.optional)
+        cls._new = {name for name, given in cls.ARRAYS.items() if given.new}
 
     def _enqueue(self, arrays, stream, **numbers):
         """Enqueue a call of `arrays`, {name: array or None}; `numbers` belong to it as they do.
@@ -154,18 +135,19 @@ class Operation:
 
     def _with_outputs(self, arrays, stream):
         """-> `arrays`, with new ones where None is given"""
-        world, arrays = self.world, dict(arrays)
+        world, arrays, new = self.world, dict(arrays), []
         for name, array in arrays.items():
             if not isinstance(array, world.xp.ndarray):
                 given = self._declared(name)
-                if not given.new and not (array is None and given.optional):
+                if given.new and array is None:
+                    new.append(name)
+                elif not (given.new or array is None and given.optional):
                     arrays[name] = with_shape(self._who, name, array, world.xp)
         like = next(iter(arrays.values()))
-        for name, array in arrays.items():
-            if array is None and self._declared(name).new:
-                shape, kind = self._new_shape(name, arrays), self._dtype_of(name, arrays)
-                kind = like.dtype if kind is None else kind
-                arrays[name] = new_output(like, shape, kind, world.xp, stream, world.backend.follow)
+        for name in new:
+            shape, kind = self._new_shape(name, arrays), self._dtype_of(name, arrays)
+            kind = like.dtype if kind is None else kind[0] if isinstance(kind, tuple) else kind
+            arrays[name] = new_output(like, shape, kind, world.xp, stream, world.backend.follow)
         return arrays
 
     def _plan(self, arrays, numbers):
@@ -184,8 +166,14 @@ class Operation:
         for name, array in arrays.items():
             given = self._declared(name)
             self._check_kind(name, array, sizes, arrays)
+            steps = [step for step, size in zip(array.strides, array.shape, strict=True) if size > 1]
             if given.contiguous:
                 check_contiguous(who, name, array)
+            elif any(step % array.itemsize for step in steps):
+                raise ValueError(
+                    f"{who}: {name} has strides {array.strides}; they must be multiples of its elements' "
+                    f"{array.itemsize} bytes. Give a copy"
+                )
             address, unit = self.world.backend.address(array), given.align or array.dtype.itemsize
             if array.nbytes and address % unit:
                 raise ValueError(
@@ -194,6 +182,10 @@ class Operation:
                 )
             if self._is_written(name, arrays):
                 check_writable(who, name, array)
+                if array.size and 0 in steps:
+                    raise ValueError(
+                        f"{who}: {name} is a broadcast array, whose elements share memory; give another one"
+                    )
         for name, array in arrays.items():
             may_be = self._declared(name).may_be
             if not self._is_written(name, arrays) or may_be == "any":
@@ -208,23 +200,24 @@ class Operation:
     def _check_kind(self, name, array, sizes, arrays):
         """ValueError for a wrong shape or dtype; `sizes` gets the dimensions that this array is the first to
         have."""
-        who, given, kind = self._who, self._declared(name), self._dtype_of(name, arrays)
-        if array.dtype.hasobject:
-            numbers = "numbers, as float32" if kind is None else kind.name
-            raise TypeError(f"{who}: {name} has Python objects; it must have {numbers}")
-        right, needed = kind is None or array.dtype == kind, []
-        dims = (given.dims or "").split()
-        known = [self._size_of(dim, sizes) for dim in dims]
-        if given.dims == "":
-            right, needed = right and array.size == 1, ["of one element"]
-        elif given.dims is not None:
-            fit = zip(known, array.shape, strict=False)
-            right = right and len(dims) == array.ndim and all(size in (None, n) for size, n in fit)
-            texts = [dim if size is None else str(size) for dim, size in zip(dims, known, strict=True)]
-            needed = [f"({', '.join(texts)}{',' * (len(dims) == 1)})"]
-        if not right:
-            needed = " ".join(([] if kind is None else [kind.name]) + needed)
-            raise ValueError(f"{who}: {name} is {array_text(array)}; it must be {needed}")
+        who, given, kinds = self._who, self._declared(name), self._dtype_of(name, arrays)
+        kinds = kinds if isinstance(kinds, tuple) else () if kinds is None else (kinds,)
+        dims, known = given.names, [self._size_of(dim, sizes) for dim in given.names]
+        fits = given.dims is None or (_fits(known, array.shape) if dims else array.size == 1)
+        if array.dtype.hasobject or not fits or kinds and array.dtype not in kinds:
+            needed, hint = [listed(kind.name for kind in kinds)] if kinds else [], ""
+            if array.dtype.hasobject:
+                numbers = "".join(needed) or "numbers, as float32"
+                raise TypeError(f"{who}: {name} has Python objects; it must have {numbers}")
+            if dims:
+                texts = [dim if size is None else str(size) for dim, size in zip(dims, known, strict=True)]
+                needed.append(f"({', '.join(texts)}{',' * (len(dims) == 1)})")
+            elif given.dims == "":
+                needed.append("of one element")
+            turned = *array.shape[:-2], *array.shape[:-3:-1]
+            if not fits and not given.contiguous and _fits(known, turned):
+                hint = f". Give {name}.{'T' if array.ndim == 2 else 'swapaxes(-2, -1)'}"
+            raise ValueError(f"{who}: {name} is {array_text(array)}; it must be {' '.join(needed)}{hint}")
         sizes.update((dim, n) for dim, n in zip(dims, array.shape, strict=False) if not hasattr(self, dim))
         for dim in dims:
             if dim in self.LIMITS and sizes[dim] > (limit := getattr(self, self.LIMITS[dim][0])):
@@ -253,6 +246,8 @@ class Operation:
             if sign in dim:
                 first, _, second = dim.partition(sign)
                 x, y = self._size_of(first, sizes), self._size_of(second, sizes)
+                if second.isdigit():
+                    return None if x is None else -(-x // int(second))
                 if sign == "/" and x and y and x % y:
                     raise ValueError(f"{self._who}: {first} is {x}; it must be a multiple of {second}, {y}")
                 return None if x is None or y is None else combine(x, y)
@@ -268,12 +263,12 @@ class Operation:
         sizes = {"n_ranks": self.world.n_ranks}
         for other, array in arrays.items():
             given = self._declared(other)
-            if not given.new and not given.optional:
-                sizes = {**dict(zip((given.dims or "").split(), array.shape, strict=False)), **sizes}
-        return tuple(self._size_of(dim, sizes) or 0 for dim in (self._declared(name).dims or "").split())
+            if not (given.new or given.optional):
+                sizes = {**dict(zip(given.names, array.shape, strict=False)), **sizes}
+        return tuple([self._size_of(dim, sizes) or 0 for dim in self._declared(name).names])
 
     def _dtype_of(self, name, arrays) -> Any:
-        """The dtype that it must have, or None for any."""
+        """The dtype that it must have; a tuple of several, of which a new one has the first; None for any."""
         kind = self._declared(name).dtype
         if kind in arrays:
             return arrays[kind].dtype
@@ -284,13 +279,60 @@ class Operation:
         return self._declared(name).new or self._declared(name).written
 
     def _in_order(self, stream, arrays):
-        """What is enqueued on the stream from now on comes behind the earlier calls of the World."""
-        alike = self.ALIKE or (next(iter(arrays)),)
-        self._order.before(stream, self._who, *[arrays[name] for name in alike])
+        """What is enqueued on the stream from now on comes behind what must precede it."""
 
     def _is_same(self, x, y):
         address = self.world.backend.address
         return address(x) == address(y) and x.shape == y.shape and x.dtype == y.dtype
+
+    def _check_alive(self):
+        """RuntimeError once it was freed, or its World finalized."""
+
+
+class Operation(Declared):
+    """A Declared of all ranks, who call it in one order. A subclass may have
+
+    ALIKE   the names of arrays of the same size and dtype on all ranks, which the emulator compares; without
+            names, the first one
+
+    world  the World, or a group of it
+    check  () -> {name: value}: the arguments that must be equal on all ranks. It raises TypeError or
+           ValueError, on any rank, for wrong ones, and sets attributes
+    sms    the budget of multiprocessors, or None
+    """
+
+    ALIKE: tuple[str, ...] | None = ()
+    world: World
+    _parts: Any = None
+    _methods: Any  # {name: method}, of those that choose one of several
+    method: Any
+    sms: int | None
+
+    def __init__(self, world: World, check: Callable[[], dict], sms: int | None = None):
+        check_world(self._who, world)
+        self.world = world
+
+        def checked():
+            given = check()
+            self.sms = checked_sms(self._who, sms)
+            return {**given, "sms": self.sms}
+
+        agree_on(world, self._who, checked)
+        self._begin()
+
+    def _begin(self):
+        self._parts, self._outputs, self._methods = [], [], {}
+        self._plans, self._order = plans_of(self.world), shared_order(self.world)
+
+    def _part(self, kind, *args, **settings):
+        """-> kind(*args), within the budget, which ``free`` frees."""
+        self._parts.append(kind(*args, sms=self.sms, **settings))
+        return self._parts[-1]
+
+    def _in_order(self, stream, arrays):
+        """What is enqueued on the stream from now on comes behind the earlier calls of the World."""
+        alike = self.ALIKE or list(arrays)[:1]
+        self._order.before(stream, self._who, *[arrays[name] for name in alike])
 
     def _check_alive(self):
         if self.world.finalized:
@@ -323,6 +365,11 @@ class WithOutputs(Operation):
         name = f"{getattr(self, '_table', self._who)}.output[{len(self._outputs)}]"
         self._outputs.append(self.world.empty(shape, dtype, name))
         return self._outputs[-1]
+
+
+def _fits(known, shape):
+    """Whether sizes that are known, or None, are those of a shape."""
+    return len(known) == len(shape) and all(m in (None, n) for m, n in zip(known, shape, strict=True))
 
 
 def nothing(stream):

@@ -1,7 +1,6 @@
 """What AllGatherGemm, GemmReduceScatter and GemmAllReduce have in common, on the emulator: arrays that lie
 otherwise on each rank, GPUs of other sizes, several objects on several streams, and what they keep."""
 
-import functools
 import gc
 import weakref
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ import shmemkit as sk
 from shmemkit.collectives.all_gather import AllGather
 from shmemkit.collectives.all_gather.copy_engine import CopyPush
 from shmemkit.emu.stream import Stream
-from shmemkit.gemm import Simt, follow
+from shmemkit.gemm import Alone, Simt
 from shmemkit.gemm.reduce_scatter import copy_engine, fused_2d, methods
 from shmemkit.support.arrays import new_output, unowned
 
@@ -265,7 +264,7 @@ def test_without_a_world_a_stream_follows_the_one_that_new_results_are_made_on(c
         Event=lambda **_: SimpleNamespace(ptr=99),
         get_current_stream=lambda: SimpleNamespace(ptr=5),
     )
-    after = functools.partial(follow, SimpleNamespace(cuda=cuda))
+    after = Alone(SimpleNamespace(cuda=cuda)).follow
     for stream in (None, SimpleNamespace(ptr=5), SimpleNamespace(ptr=7)):
         assert new_output(np.zeros(1), (2, 3), "float16", np, stream, after).shape == (2, 3)
     assert done == ([] if captures else [("record", 99, 5), ("wait", 7, 99)])

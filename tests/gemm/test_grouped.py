@@ -175,23 +175,20 @@ def zeros(*shape, dtype="float16"):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"x": zeros(4)}, r"x and w are \(4,\) and \(2, 8, 16\); they must be \(rows, K\) and \(E, N, K\)"),
-        ({"w": zeros(2, 16, 8)}, r"Give a weight of shape \(E, K, N\) as w.transpose\(0, 2, 1\)"),
         (
-            {"w": zeros(2, 8, 16, dtype="bfloat16")},
-            "x is float16 and w is bfloat16; both must be bfloat16,",
+            {"w": zeros(2, 16, 8)},
+            r"w is float16 .*; it must be float16 \(experts, n, 16\)\. Give w.swapaxes\(-2, -1\)",
         ),
-        ({"x": zeros(4, 16, dtype="float32")}, "x is float32"),
+        (
+            {"x": zeros(4, 16, dtype="float32")},
+            "x is float32 .*; it must be bfloat16, float16 or float8_e4m3fn",
+        ),
         ({"w": zeros(0, 8, 16), "counts": zeros(0, dtype="int32")}, "w must have 1 to 32768 experts"),
         ({"x": zeros(4, 0), "w": zeros(2, 8, 0)}, "K must be 1 or more"),
-        ({"counts": zeros(2, dtype="int64")}, r"counts is int64 .*; it must be int32 \(2,\)"),
-        ({"counts": zeros(3, dtype="int32")}, r"it must be int32 \(2,\)"),
-        ({"counts": zeros(4, dtype="int32")[::2]}, "counts .*contiguous"),
-        ({"out": zeros(4, 9)}, r"out is float16 .*; it must be \(4, 8\), of"),
-        ({"out": zeros(4, 8, dtype="int32")}, "out is int32"),
+        ({"out": zeros(4, 8, dtype="int32")}, "out is int32 .*; it must be float16, bfloat16 or float32"),
         ({"out": zeros(4, 16)[:, ::2]}, "Method 'sm80' cannot be used: out has strides"),
-        ({"bias": zeros(3, 8)}, r"bias is float16 .*; it must be float16 or float32, \(2, 8\) or \(8,\)"),
-        ({"bias": zeros(2, 16)[:, ::2]}, "bias .*contiguous"),
+        ({"bias": zeros(3, 8)}, r"bias is float16 .*; it must be \(2, 8\) or \(8,\)"),
+        ({"bias": zeros(8, dtype="bfloat16")}, "bias is bfloat16 .*; it must be float16 or float32"),
         ({"activation": "tanh"}, "activation is 'tanh'"),
         ({"x": zeros(4, 32)[:, ::2], "w": zeros(2, 8, 16)}, "x and w have strides"),
         ({"method": "sm70"}, "method is 'sm70'"),
@@ -219,17 +216,6 @@ def test_what_is_refused(change, text):
 def test_options_that_are_refused(method, options, text):
     with pytest.raises(ValueError, match=text):
         sk.GroupedGemm(method, options=options)
-
-
-def test_overlaps_and_lists_are_refused():
-    def main(world):
-        x, w, counts = zeros(8, 8), zeros(2, 8, 8), zeros(2, dtype="int32")
-        with pytest.raises(ValueError, match="out overlaps x"):
-            sk.grouped_matmul(x, w, counts, x)
-        with pytest.raises(TypeError, match="counts is a list"):
-            sk.grouped_matmul(x, w, [1, 2])
-
-    spmd(1, main)
 
 
 # ---- what is needed

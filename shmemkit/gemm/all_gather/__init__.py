@@ -31,7 +31,7 @@ from shmemkit.support.settings import integer, one_of, shown
 from shmemkit.typing import Activation, AllGatherGemmMethod, AnyArray, AnyStream, ArrayT, DType, Shape
 
 from .. import METHODS as GEMMS
-from .. import bind_product, check, gpu_of
+from .. import OfProducts, bind_product, check_activation, gpu_of
 from ..distributed import Products, multiprocessors_of_all
 from ..epilogue import ACTIVATIONS
 from ..problem import Problem
@@ -50,7 +50,7 @@ TUNED = {"tile": None, "splits": None, "by_columns": None}
 COPIES = 20e-6  # seconds that copy engines take longer than the product
 
 
-class AllGatherGemm(Products):
+class AllGatherGemm(OfProducts, Products):
     """Gather the rows of all ranks, and multiply them by this rank's weights. Collective.
 
     ``ag_gemm = sk.AllGatherGemm(world, max_nbytes)``, then ``ag_gemm(x, w)``. The product begins with
@@ -80,11 +80,11 @@ class AllGatherGemm(Products):
     methods = ("push", "overlap", "overlap_2d", "sequential")
     options = {**TUNED, **Push.options, **Nodes.options}
     ARRAYS = {
-        "x": Given("m k", dtype=None, align=0),
+        "x": Given("m k", align=0),
         "gathered": Given("n_ranks*m k", "x", align=0, optional=True, written=True, may_be="x"),
         "w": Given("k n#", "x", contiguous=False, align=0),
-        "out": Given("n_ranks*m n#", dtype=None, contiguous=False, align=0, new=True),
-        "bias": Given(dtype=None, contiguous=False, align=0, optional=True),
+        "out": Given("n_ranks*m n#", contiguous=False, align=0, new=True),
+        "bias": Given("n#", contiguous=False, align=0, optional=True),
     }
     max_nbytes: int
     _or_same = ", or x must be this rank's rows of gathered"
@@ -286,6 +286,7 @@ class AllGatherGemm(Products):
         return address(y) == address(x) + self.world.rank * y.nbytes
 
     def _bind(self, x, gathered, activation, **others):
+        check_activation("AllGatherGemm", activation, x.dtype)
         world, n_bytes = self.world, self.world.n_ranks * x.nbytes
         if n_bytes > self.max_nbytes:
             raise ValueError(
@@ -309,10 +310,7 @@ class AllGatherGemm(Products):
             else:
                 whole = gathered[rows]
             of_rows = zip(weights, outs, biases, strict=True)
-            found = [Problem(whole, weight, out[rows], bias, activation) for weight, out, bias in of_rows]
-            for problem in found:
-                check(problem)
-            return found
+            return [Problem(whole, weight, out[rows], bias, activation) for weight, out, bias in of_rows]
 
         if method == "push" and x.size:
             return self._push.bind(x, problems(), gathered)

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmemkit.device.cuda.float_storage import ELEMENTS
-from shmemkit.support.arrays import check_contiguous
-from shmemkit.support.settings import array_text, listed, one_of
+from shmemkit.operations.operation import Given, nothing
+from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.support.settings import array_text, one_of
 from shmemkit.typing import Activation, AnyArray, AnyStream, ArrayT, GroupedGemmMethod
 
-from .. import Product, check_memory, check_scales, chosen, kept
+from .. import SCALES, Product, chosen, kept
 from ..block_scales import BLOCK
 from ..distributed import checked_options
 from ..problem import FLOAT8, HALVES, Problem
@@ -69,7 +69,16 @@ class GroupedGemm(Product):
     and graphs that captured some.
     """
 
-    _who = "GroupedGemm"
+    ARRAYS = {
+        "x": Given("rows k", contiguous=False, align=0),
+        "w": Given("experts n k", "x", contiguous=False, align=0),
+        "counts": Given("experts", "int32", align=0),
+        "out": Given("rows n", contiguous=False, align=0, new=True),
+        "bias": Given(align=0, optional=True),
+        SCALES[0]: Given(f"rows k/{BLOCK}", "float32", contiguous=False, align=0, optional=True),
+        SCALES[1]: Given(f"experts n/{BLOCK} k/{BLOCK}", "float32", contiguous=False, align=0, optional=True),
+    }
+    OPERANDS = tuple(map(as_dtype, (*HALVES, FLOAT8)))
     options: dict[str, Any] = {"tile": None}
 
     def __init__(
@@ -102,21 +111,28 @@ class GroupedGemm(Product):
 
         Arguments, result, bits, capture and errors are those of `grouped_matmul`.
         """
-        given = {"x": x, "w": w, "counts": counts, "out": out, "bias": bias}
+        arrays = {"x": x, "w": w, "counts": counts, "out": out, "bias": bias}
+        return self._product(arrays, scales, activation, stream)
 
-        def bind(arrays, scales, gpu):
-            return self._bind(arrays, scales, gpu, activation)
-
-        return self._enqueue(given, scales, _shape_of, bind, activation, stream)
-
-    def _bind(self, arrays, scales, gpu, activation):
-        _check(**arrays, scales=scales)
-        if not arrays["out"].size:
-            return lambda stream: None
+    def _compute(self, gpu, x, w, bias, **others):
+        (n_experts, n, k), rows = w.shape, x.shape[0]
+        if not 1 <= n_experts <= MAX_EXPERTS or rows > MAX_ROWS or n_experts * max(n, k) > MAX_ROWS:
+            raise ValueError(
+                f"GroupedGemm: x is {x.shape} and w is {w.shape}; w must have 1 to {MAX_EXPERTS} experts, "
+                "with less than 2**31 rows and columns together, and x less than 2**31 rows"
+            )
+        if not k:
+            raise ValueError(f"GroupedGemm: x is {x.shape}; K must be 1 or more")
+        if bias is not None and bias.shape not in ((n_experts, n), (n,)):
+            raise ValueError(
+                f"GroupedGemm: bias is {array_text(bias)}; it must be {(n_experts, n)} or {(n,)}"
+            )
+        if not rows * n:
+            return nothing
         emulated = gpu.arrays.ndarray is np.ndarray
         report = 0 if emulated else report_address()
-        problem = GroupedProblem(**arrays, activation=activation, report=report, scales=scales)
-        usual = ["sm90"] if scales else ["sm80"] if emulated else [*METHODS]
+        problem = GroupedProblem(x=x, w=w, bias=bias, report=report, **others)
+        usual = ["sm90"] if problem.scales else ["sm80"] if emulated else [*METHODS]
         method = chosen("GroupedGemm", METHODS, self.method, usual, problem, gpu)
         return METHODS[method](problem, gpu, **self.options if method == "sm90" else {})
 
@@ -172,56 +188,3 @@ def grouped_matmul(
     one_of("grouped_matmul()", "method", method, ("auto", *METHODS))
     grouped = kept(GroupedGemm, method, sms)
     return grouped(x, w, counts, out, bias=bias, activation=activation, scales=scales, stream=stream)
-
-
-def _shape_of(x, w, counts):
-    if x.ndim != 2 or w.ndim != 3:
-        raise ValueError(_shapes(x, w))
-    return x.shape[0], w.shape[1]
-
-
-def _shapes(x, w):
-    hint = ""
-    if x.ndim == 3:
-        hint = ". The rows of all experts follow each other without gaps, as of sk.ExpertParallel(max_rows=)"
-    elif x.ndim == 2 and w.ndim == 3 and x.shape[1] == w.shape[1]:
-        hint = ". Give a weight of shape (E, K, N) as w.transpose(0, 2, 1)"
-    return f"GroupedGemm: x and w are {x.shape} and {w.shape}; they must be (rows, K) and (E, N, K){hint}"
-
-
-def _check(x, w, counts, out, bias, scales):
-    """ValueError for arrays that no method can compute with."""
-    if x.ndim != 2 or w.ndim != 3 or x.shape[1] != w.shape[2]:
-        raise ValueError(_shapes(x, w))
-    allowed = (*HALVES, FLOAT8)
-    if w.dtype != x.dtype or x.dtype.name not in allowed:
-        raise ValueError(f"GroupedGemm: x is {x.dtype} and w is {w.dtype}; both must be {listed(allowed)}")
-    (n_experts, n, k), rows = w.shape, x.shape[0]
-    if not 1 <= n_experts <= MAX_EXPERTS or rows > MAX_ROWS or n_experts * max(n, k) > MAX_ROWS:
-        raise ValueError(
-            f"GroupedGemm: x is {x.shape} and w is {w.shape}; w must have 1 to {MAX_EXPERTS} experts, with "
-            "less than 2**31 rows and columns together, and x less than 2**31 rows"
-        )
-    if not k:
-        raise ValueError(f"GroupedGemm: x is {x.shape}; K must be 1 or more")
-    if counts.dtype != "int32" or counts.shape != (n_experts,):
-        raise ValueError(
-            f"GroupedGemm: counts is {array_text(counts)}; it must be int32 {(n_experts,)}, "
-            f"since w is {w.shape}"
-        )
-    if out.shape != (rows, n) or out.dtype.name not in ELEMENTS:
-        raise ValueError(
-            f"GroupedGemm: out is {array_text(out)}; it must be {(rows, n)}, of {listed(ELEMENTS)}"
-        )
-    check_contiguous("GroupedGemm", "counts", counts)
-    n_blocks, k_blocks = (-(-size // BLOCK) for size in (n, k))
-    check_scales("GroupedGemm", x, scales, (rows, k_blocks), (n_experts, n_blocks, k_blocks), out)
-    if bias is not None:
-        allowed = list(dict.fromkeys((out.dtype.name, "float32")))
-        if bias.shape not in ((n_experts, n), (n,)) or bias.dtype.name not in allowed:
-            raise ValueError(
-                f"GroupedGemm: bias is {array_text(bias)}; it must be {listed(allowed)}, {(n_experts, n)} or "
-                f"{(n,)}"
-            )
-        check_contiguous("GroupedGemm", "bias", bias)
-    check_memory("GroupedGemm", out, x=x, w=w, counts=counts, bias=bias)

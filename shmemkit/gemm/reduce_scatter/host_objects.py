@@ -35,6 +35,7 @@ class GemmCollective(Products, Generic[MethodT]):
     METHODS: dict[str, Any]
 
     def __init_subclass__(cls):
+        super().__init_subclass__()
         cls.options = {name: value for kind in cls.METHODS.values() for name, value in kind.options.items()}
 
     LIMITS = {"m": ("max_tokens", "tokens"), "n": ("max_n", "columns")}
