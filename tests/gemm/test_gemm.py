@@ -419,31 +419,6 @@ def test_streams():
     spmd(1, main, races=True)
 
 
-def test_arrays_of_others():
-    """Whatever has DLPack: here one that hides an array."""
-
-    class Foreign:
-        def __init__(self, array):
-            self.array = array
-
-        def __dlpack__(self, **options):
-            return self.array.__dlpack__(**options)
-
-        def __dlpack_device__(self):
-            return self.array.__dlpack_device__()
-
-    def main(world):
-        rng = np.random.default_rng(0)
-        a, b = operand(rng, 6, 7, "float32"), operand(rng, 7, 5, "float32")
-        out = np.zeros((6, 5), "float32")
-        result = Foreign(out)
-        assert sk.matmul(Foreign(a), Foreign(b), result) is result
-        world.synchronize()
-        check(out, expected(a, b))
-
-    spmd(1, main)
-
-
 def zeros(*shape, dtype="float32"):
     return np.zeros(shape, as_dtype(dtype))
 
