@@ -53,8 +53,6 @@ from shmemkit.collectives.attention_combine import (
     packets_of,
     partial_attention,
 )
-from shmemkit.collectives.schedules.packets import PacketMethod
-from shmemkit.collectives.transports import LAMPORT
 from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wait, symm_at
 from shmemkit.device.cuda.arithmetic import divided_by, exp2, reciprocal
 from shmemkit.device.cuda.float_storage import element
@@ -69,8 +67,10 @@ from shmemkit.device.cuda.mma import (
 from shmemkit.device.cuda.register_tuples import combine_parts, for_each_part, map_parts
 from shmemkit.device.cuda.unroll import chained, tuple_of
 from shmemkit.device.cuda.weighted_sums import four_words, weighted_sum
+from shmemkit.device.packets.transports import LAMPORT
 from shmemkit.gemm import gpu_of
 from shmemkit.operations.operation import Given, Operation
+from shmemkit.operations.packet_method import PacketMethod
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import array_text, integer, listed, shown
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, DType

@@ -41,15 +41,15 @@ from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wai
 from shmemkit.device.cuda.float_storage import ELEMENTS, element
 from shmemkit.device.cuda.unroll import folded, for_each, mapped, tuple_of
 from shmemkit.device.cuda.weighted_sums import four_words, two_words, weighted_sum
+from shmemkit.device.packets.transports import LAMPORT, rank_after
+from shmemkit.device.packets.units import repeating
 from shmemkit.operations.operation import Given, Operation
+from shmemkit.operations.packet_method import PacketMethod
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
 from shmemkit.support.dtypes import numpy_dtype
 from shmemkit.support.settings import integer, listed, one_of
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, DType
-
-from .schedules.packets import PacketMethod, repeating
-from .transports import LAMPORT, rank_after
 
 PIECE = LAMPORT.unit_bytes
 FORMS = ("all_gather", "all_to_all")

@@ -34,9 +34,8 @@ import inspect
 from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait, wait_block
+from shmemkit.device.packets.transports import rank_after
 from shmemkit.operations.method import Method, cut, parts_of
-
-from .transports import rank_after
 
 CHUNKS = 32  # of a part, at most
 

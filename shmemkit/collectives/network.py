@@ -14,6 +14,7 @@ On the host, ``ranks_in_reach`` says how many ranks do without it.
 from numba import cuda
 
 from shmemkit.device import ComparisonType, SignalOp, num_ranks, put_signal_nbi_block, rank, signal_wait_until
+from shmemkit.device.packets.transports import after
 
 SET, GE = SignalOp.SIGNAL_SET, ComparisonType.CMP_GE
 
@@ -33,12 +34,6 @@ def wait_for(signal, epoch):
     if cuda.threadIdx.x == 0:
         signal_wait_until(signal, GE, epoch)
     cuda.syncthreads()
-
-
-@device
-def after(k, hops, n):
-    """(k + hops) modulo n, without a division, which is slow. k is below n; hops is n at most."""
-    return k + hops if k + hops < n else k + hops - n
 
 
 @device

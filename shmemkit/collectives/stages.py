@@ -6,9 +6,8 @@ bytes, follows them in a launch of its own, by LL packets: no array is copied to
 
 from typing import Any, ClassVar
 
+from shmemkit.device.packets.transports import LL
 from shmemkit.operations.method import Method
-
-from .transports import LL
 
 
 class Staged(Method):

@@ -47,6 +47,11 @@ LAYERS = (
     "shmemkit.__main__",
 )
 WITHOUT_EMULATOR = ("runtime", "backends.nvshmem", "operations", "collectives", "gemm", "moe", "attention")
+ON_COLLECTIVES = ("gemm", "moe", "attention")  # which import of collectives only these:
+COLLECTIVES = (
+    *("all_gather", "all_reduce", "reduce_scatter", "attention_combine"),
+    "copy_engines",  # side streams; the digests of methods by copies (docs/checked.py) count who uses them
+)
 DOOR = "shmemkit.device.emulator"  # by which `device` reaches the emulator
 NUMBA_ROOM = "shmemkit.compiler"  # which alone imports numba-cuda's insides
 PUBLIC_OF_NUMBA = {"numba", "numba.cuda", "numba.types", "numba.cuda.types"}
@@ -125,6 +130,10 @@ def is_module(name):
         return False
 
 
+def is_one_of(name, rooms):
+    return any(is_in(name, f"shmemkit.{room}") for room in rooms)
+
+
 def violations(imported):
     """-> what is wrong with what the modules import, {name: [(name, line)]}: a line each"""
     wrong, graph = [], defaultdict(set)
@@ -140,10 +149,13 @@ def violations(imported):
             graph[name].add(target)
             if LAYERS.index(room_of(target)) > LAYERS.index(room_of(name)):
                 wrong.append(f"{where}, which stands above it")
+            if is_in(target, "shmemkit.collectives") and is_one_of(name, ON_COLLECTIVES):
+                if not is_one_of(target, [f"collectives.{each}" for each in COLLECTIVES]):
+                    wrong.append(f"{where}, no collective; what both need belongs into a room below")
             if is_in(target, "shmemkit.emu"):
                 if is_in(name, "shmemkit.device") and name != DOOR:
                     wrong.append(f"{where}; `device` reaches the emulator through {DOOR} only")
-                if any(is_in(name, f"shmemkit.{room}") for room in WITHOUT_EMULATOR):
+                if is_one_of(name, WITHOUT_EMULATOR):
                     wrong.append(f"{where}; this room does without the emulator")
     return wrong + [f"a circle of imports: {' -> '.join(circle)}" for circle in circles(graph)]
 
@@ -199,6 +211,11 @@ def test_rooms(imported):
         ("device/cuda/mma", "from shmemkit.emu import thread", "reaches the emulator through"),
         ("moe/combine", "from shmemkit.emu.thread import Thread", "this room does without the emulator"),
         ("backends/nvshmem", "from shmemkit.emu import run", "this room does without the emulator"),
+        (
+            "moe/combine",
+            "from shmemkit.collectives import network",
+            "shmemkit.collectives.network, no collective",
+        ),
         ("runtime/launch", "from numba.cuda.dispatcher import CUDADispatcher", "numba-cuda's insides"),
         ("gemm/simt", "def f():\n    from numba.cuda import codegen", "numba-cuda's insides"),
         ("another/room", "", "shmemkit.another.room is in no room"),

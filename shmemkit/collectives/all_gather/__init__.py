@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shmemkit.device.packets.transports import LAMPORT, LL, LL128
 from shmemkit.runtime.world import World
 from shmemkit.typing import AllGatherMethod, AnyStream, ArrayT
 
@@ -11,7 +12,6 @@ from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
 from ..schedules.push_exchange import PushExchange
 from ..schedules.rows import Rows
-from ..transports import LAMPORT, LL, LL128
 from .copy_engine import CopyPull, CopyPush
 from .ll_2d import LL2D, LL2DMultimem
 from .multimem import Multimem

@@ -4,7 +4,7 @@ Rank (i, l) is rank l of node i. It packs its segment into LL words (``device.pa
 NVSHMEM to the ranks (j, l) only, one on each other node. Each of those forwards the words unchanged to the
 ranks of its node: by stores ("ll_2d"), or by one store for all of them, which the NVSwitch delivers
 ("ll_2d_multimem"). Every word carries its flag over one hop or two: there is no signal. So these are neither
-a schedule of packets (``schedules.packets``), whose words take one hop, nor one by put_signal.
+a schedule of packets (``collectives/schedules``), whose words take one hop, nor one by put_signal.
 
 Slots     slots[buffer, k], on every rank: the words of rank k's segment. The rank of this node that is k, or
           has its local index, writes them. On that rank itself, k writes them first, through the network; by
@@ -51,10 +51,10 @@ from shmemkit.device import (
     span,
     symm_at,
 )
+from shmemkit.device.packets.transports import flag_of, rank_after
 from shmemkit.operations.method import Method
 
 from ..network import device, place
-from ..transports import flag_of, rank_after
 
 
 @device

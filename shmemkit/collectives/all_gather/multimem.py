@@ -33,9 +33,8 @@ from shmemkit.device import (
     rank,
     wait_block,
 )
+from shmemkit.device.packets.transports import rank_after
 from shmemkit.operations.method import InParts
-
-from ..transports import rank_after
 
 MINIMUM_CC = (9, 0)
 

@@ -22,9 +22,8 @@ No deadlock: senders wait for nobody, and all blocks are resident.
 from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, wait_block
+from shmemkit.device.packets.transports import rank_after
 from shmemkit.operations.method import InParts
-
-from ..transports import rank_after
 
 
 @cuda.jit

@@ -30,11 +30,11 @@ for those.
 from numba import cuda, types
 
 from shmemkit.device import copy_block, notify, rank, span, symm_at, wait_block
+from shmemkit.device.packets.transports import rank_after
 
 from ..chunked_transfer import argument_types, part_of_block
 from ..network import end_epoch, place, put, wait_for
 from ..schedules.two_level import TwoLevel
-from ..transports import rank_after
 
 
 @cuda.jit

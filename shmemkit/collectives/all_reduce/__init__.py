@@ -5,6 +5,7 @@ explains it.
 from __future__ import annotations
 
 from shmemkit.device.cuda.word_reductions import OPS
+from shmemkit.device.packets.transports import LAMPORT, LL, LL128
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import one_of
 from shmemkit.typing import AllReduceMethod, AnyStream, ArrayT, Op
@@ -13,7 +14,6 @@ from ..collective import Collective, check_reducible
 from ..schedules.exchange import Exchange
 from ..schedules.tree import DoubleTree, Ring
 from ..schedules.two_shot import TwoShot
-from ..transports import LAMPORT, LL, LL128
 from .composed import CopyEngine, Push
 from .multimem import MultimemOneShot, MultimemTwoShot
 

@@ -47,14 +47,14 @@ from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wai
 from shmemkit.device.cuda.float8 import FLOAT8, four_e4m3
 from shmemkit.device.cuda.float_storage import element
 from shmemkit.device.cuda.unroll import folded, for_each, tuple_of
+from shmemkit.device.packets.transports import LAMPORT
+from shmemkit.device.packets.units import combining, repeating
 from shmemkit.operations.operation import Given, Operation
+from shmemkit.operations.packet_method import PacketMethod
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import integer, listed, one_of, options_of, shown
 from shmemkit.typing import AllReduceRMSNormMethod, AnyArray, AnyStream, ArrayT, DType
-
-from ..schedules.packets import PacketMethod, combining, repeating
-from ..transports import LAMPORT
 
 DTYPES = ("bfloat16", "float16")
 PIECE = LAMPORT.unit_bytes

@@ -4,6 +4,7 @@ it. ``variable.py`` is for different numbers of rows, which only the GPUs know.
 
 from __future__ import annotations
 
+from shmemkit.device.packets.transports import LAMPORT, LL, LL128
 from shmemkit.runtime.world import World
 from shmemkit.typing import AllToAllMethod, AnyStream, ArrayT
 
@@ -11,7 +12,6 @@ from ..collective import Collective
 from ..schedules.copied import CopiedExchange
 from ..schedules.push_exchange import PushExchange
 from ..schedules.rows import Rows
-from ..transports import LAMPORT, LL, LL128
 from .push_2d import Push2D
 from .variable import AllToAllV
 

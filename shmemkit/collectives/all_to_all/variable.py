@@ -62,6 +62,7 @@ from shmemkit.device import (
     wait,
     wait_block,
 )
+from shmemkit.device.packets.transports import rank_after
 from shmemkit.operations.method import Method
 from shmemkit.operations.operation import Given
 from shmemkit.runtime.world import World
@@ -70,7 +71,6 @@ from shmemkit.typing import AnyArray, AnyStream, ArrayT
 from ..chunked_transfer import argument_types
 from ..collective import Collective
 from ..network import GE, put, wait_for
-from ..transports import rank_after
 
 PART = 1 << 15  # bytes that are worth a block, and a message
 MAX_RANKS = 72  # whose table fits into the shared memory of a block

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from shmemkit.device.packets.transports import LAMPORT, LL, LL128
 from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, BroadcastMethod
 
 from ..collective import OfRoot
 from ..schedules.rooted import FromRoot
-from ..transports import LAMPORT, LL, LL128
 from .lamport import Lamport
 from .push_2d import Push2D
 from .scatter import Scatter

@@ -45,9 +45,8 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
-
-from ..schedules.packets import PacketMethod
-from ..transports import rank_after
+from shmemkit.device.packets.transports import rank_after
+from shmemkit.operations.packet_method import PacketMethod
 
 
 @cuda.jit

@@ -42,10 +42,10 @@ costs a block the time in which its stores arrive; on the root the other block s
 from numba import cuda
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait, wait_block
+from shmemkit.device.packets.transports import rank_after
 
 from ..chunked_transfer import CHUNKS, ChunkedMethod, argument_types, senders_of
 from ..network import end_epoch
-from ..transports import rank_after
 
 
 @cuda.jit(max_registers=128)  # so that two blocks of 256 threads fit on a multiprocessor

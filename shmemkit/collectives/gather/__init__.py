@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from shmemkit.device.packets.transports import LL, LL128
 from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, GatherMethod
 
 from ..collective import OfRoot
 from ..schedules.push_rooted import PushRooted
 from ..schedules.rooted import ToRoot
-from ..transports import LL, LL128
 from .push_2d import Push2D
 
 _PUSH = {"name": "gather push", "to_root": True, "part": 1 << 15, "chunk": 1 << 17, "senders": 48}

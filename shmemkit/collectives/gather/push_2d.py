@@ -53,12 +53,12 @@ from shmemkit.device import (
     symm_at,
     wait_block,
 )
+from shmemkit.device.packets.transports import rank_after
 from shmemkit.device.swizzle import quotient
 
 from ..chunked_transfer import argument_types, part_of_block
 from ..network import put, wait_for
 from ..schedules.two_level import TwoLevel
-from ..transports import rank_after
 
 ADD = SignalOp.SIGNAL_ADD
 

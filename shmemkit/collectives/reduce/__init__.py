@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from shmemkit.device.cuda.word_reductions import OPS
+from shmemkit.device.packets.transports import LL, LL128
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import one_of
 from shmemkit.typing import AnyStream, ArrayT, Op, ReduceMethod
 
 from ..collective import OfRoot, check_reducible
 from ..schedules.rooted import ToRoot
-from ..transports import LL, LL128
 from .push import Push
 
 METHODS = {"ll": (ToRoot, LL), "ll128": (ToRoot, LL128), "push": Push}

@@ -5,6 +5,7 @@ explains it.
 from __future__ import annotations
 
 from shmemkit.device.cuda.word_reductions import OPS
+from shmemkit.device.packets.transports import LAMPORT, LL, LL128
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import one_of
 from shmemkit.typing import AnyStream, ArrayT, Op, ReduceScatterMethod
@@ -13,7 +14,6 @@ from ..collective import Collective, check_reducible
 from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
 from ..schedules.push_exchange import PushExchange
-from ..transports import LAMPORT, LL, LL128
 from .push_2d import Push2D
 from .ring import Ring
 

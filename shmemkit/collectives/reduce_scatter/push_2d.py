@@ -10,7 +10,7 @@ Segments  x is n_ranks segments, one for each rank. Each is handled as words of 
 Staged    staged[buffer, j, b, k], on every rank (i, l): part b of the segment of (j, l), of (i, k)'s x.
           Written by (i, k) only; the rank's own data stay in x
 Outbox    outbox[buffer, j, b], on every rank (i, l): part b of node i's partial result for (j, l), for the
-          network to read. float16, bfloat16 and float8 travel as float32 (``partial_results.py``)
+          network to read. float16, bfloat16 and float8 travel as float32 (``device/cuda/partial_results.py``)
 Inbox     inbox[buffer, j, b], on every rank (i, l): part b of node j's partial result. Written by (j, l) only
 Signals   staged_full[k, j, b, q], on every rank (i, l): the last epoch whose chunk q of (i, k)'s part b for
           (j, l) is here (only (i, k) sets it). inbox_full[buffer, j, b, q], on every rank: likewise of
@@ -65,11 +65,11 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
+from shmemkit.device.cuda.combine_rows import combining
+from shmemkit.device.cuda.partial_results import merging, shares, totals
 from shmemkit.operations.method import Method, cut, parts_of
 
-from ..combine_rows import combining
 from ..network import after, put, ranks_in_reach, wait_for, where
-from ..partial_results import merging, shares, totals
 
 NETWORK = 50  # GB/s of a GPU, each way: 400 Gb/s
 NVLINK = {8: 300, 9: 450, 10: 900}  # the same, by the major compute capability

@@ -9,7 +9,7 @@ Segments  x is n_ranks segments, one for each rank. Each is handled as words of 
           anywhere. Block b has part b of all segments, and sends it in chunks
 Inbox     inbox[buffer, s, b], on every rank: part b of what the rank before sends in its hop s, of segment me
           - 2 - s modulo the ranks. float16, bfloat16 and float8 travel as float32
-          (``partial_results.py``). Written by the rank before only
+          (``device/cuda/partial_results.py``). Written by the rank before only
 Signals   full[b], on every rank: the epoch times STEPS, plus the number of chunks of part b that are here.
           Only the rank before sets it. Each release publishes all chunks before it, too
 Epochs    epochs[b], local: of block b; the epoch selects the buffer. Device-resident, so graph-safe
@@ -48,11 +48,11 @@ from shmemkit.device import (
     symm_at,
     wait_block,
 )
+from shmemkit.device.cuda.partial_results import shares, totals
 from shmemkit.operations.method import Method, cut, parts_of
 
 from ..chunked_transfer import argument_types
 from ..network import end_epoch
-from ..partial_results import shares, totals
 
 STEPS = 1 << 16  # more than the chunks that a block gets in an epoch
 

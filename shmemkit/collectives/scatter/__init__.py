@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from shmemkit.device.packets.transports import LL, LL128
 from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, ScatterMethod
 
 from ..collective import OfRoot
 from ..schedules.push_rooted import PushRooted
 from ..schedules.rooted import FromRoot
-from ..transports import LL, LL128
 
 METHODS = {
     "ll": (FromRoot, LL, {"personalized": True}),

@@ -1,1 +1,1 @@
-"""Schedules: who sends which unit to whom, by any transport of ``collectives.transports`` that can."""
+"""Schedules: who sends which unit to whom, by any transport of ``device.packets.transports`` that can."""

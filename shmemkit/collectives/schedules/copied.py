@@ -55,11 +55,12 @@ from shmemkit.device import (
     store_piece,
 )
 from shmemkit.device.cuda.unroll import for_each, tuple_of
+from shmemkit.device.packets.transports import rank_after
+from shmemkit.device.packets.units import combining, device
+from shmemkit.operations.packet_method import PacketMethod
 from shmemkit.runtime.stream_barrier import bind_barrier
 
 from ..copy_engines import Copying, SideStreams
-from ..transports import rank_after
-from .packets import PacketMethod, combining, device
 
 u32 = types.uint32
 STORED, COMBINED = 4, 8  # packets in registers of a thread, whose loads are under way together

@@ -1,6 +1,6 @@
 """Exchange: each rank sends all ranks x, or each of them another segment of x. What arrives is stored by rank
 (all-gather), or combined (reduce-scatter, one-shot all-reduce). By any packet transport
-(``collectives.transports``).
+(``device.packets.transports``).
 
 Slots     slots[buffer, k], on every rank: the units of rank k. Only rank k writes them
 Epochs    of each group of units; they select the buffer. Device-resident, so graph-safe
@@ -35,11 +35,9 @@ from shmemkit.device import (
     span,
     symm_at,
 )
-
-from ..transports import LAMPORT, LL, LL128, indexing, rank_after
-from .packets import (
+from shmemkit.device.packets.transports import LAMPORT, LL, LL128, indexing, rank_after
+from shmemkit.device.packets.units import (
     REDUCTIONS,
-    PacketMethod,
     combining,
     combining_one_by_one,
     device,
@@ -47,6 +45,7 @@ from .packets import (
     sending,
     storing,
 )
+from shmemkit.operations.packet_method import PacketMethod
 
 u32 = types.uint32
 

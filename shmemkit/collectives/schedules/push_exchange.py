@@ -55,6 +55,8 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
+from shmemkit.device.cuda.combine_rows import combining
+from shmemkit.device.packets.transports import rank_after
 from shmemkit.operations.method import cut, parts_of
 
 from ..chunked_transfer import (
@@ -70,9 +72,7 @@ from ..chunked_transfer import (
     row_of,
     senders_of,
 )
-from ..combine_rows import combining
 from ..network import end_epoch
-from ..transports import rank_after
 
 
 @functools.cache

@@ -30,6 +30,7 @@ import functools
 from numba import cuda
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, wait_block
+from shmemkit.device.packets.transports import rank_after
 
 from ..chunked_transfer import (
     CHUNKS,
@@ -40,7 +41,6 @@ from ..chunked_transfer import (
     receive,
     senders_of,
 )
-from ..transports import rank_after
 
 
 @functools.cache

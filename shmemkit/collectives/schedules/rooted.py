@@ -1,6 +1,6 @@
 """Rooted: the root sends all others x, or each of them its segment of x (broadcast, scatter); or all others
 send the root theirs, which it stores by rank or combines (gather, reduce). By LL or LL128
-(``collectives.transports``).
+(``device.packets.transports``).
 
 Chunks    a unit for each thread, or warp of LL128, of a block
 Epochs    epochs[y, c], local: of chunk c, in row y of the grid; it selects the buffer. Device-resident, so
@@ -69,9 +69,9 @@ from shmemkit.device import (
     symm_at,
     wait,
 )
-
-from ..transports import AT_ONCE, LL, LL128, in_block, rank_after
-from .packets import PacketMethod, combining, combining_one_by_one, kernel_types
+from shmemkit.device.packets.transports import AT_ONCE, LL, LL128, in_block, rank_after
+from shmemkit.device.packets.units import combining, combining_one_by_one, kernel_types
+from shmemkit.operations.packet_method import PacketMethod
 
 u32 = types.uint32
 

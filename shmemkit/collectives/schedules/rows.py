@@ -1,5 +1,5 @@
 """Rows: each rank sends each other rank x, or its segment of x, in a row of the grid of its own. For
-all-to-all, and for all-gather by LL. By any packet transport (``collectives.transports``).
+all-to-all, and for all-gather by LL. By any packet transport (``device.packets.transports``).
 
 Segments  segment k of out comes from rank k
 Slots     slots[buffer, k], on every rank: the units of rank k. Only rank k writes them
@@ -36,10 +36,11 @@ from shmemkit.device import (
     span,
     symm_at,
 )
+from shmemkit.device.packets.transports import LAMPORT, LL, LL128, indexing, rank_after
+from shmemkit.device.packets.units import kernel_types
+from shmemkit.operations.packet_method import PacketMethod
 
-from ..transports import LAMPORT, LL, LL128, indexing, rank_after
 from .exchange import exchange_kernel
-from .packets import PacketMethod, kernel_types
 
 u32 = types.uint32
 

@@ -56,10 +56,10 @@ import functools
 from numba import cuda, types
 
 from shmemkit.device import load_word, n_words, num_ranks, reduction, span, store_word
+from shmemkit.device.cuda.partial_results import merging, shares, totals
 from shmemkit.operations.method import Method
 
 from ..network import put, wait_for
-from ..partial_results import merging, shares, totals
 
 
 def ring(rank, n_ranks):

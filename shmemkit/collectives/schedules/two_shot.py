@@ -58,9 +58,9 @@ from shmemkit.device import (
     symm_at,
 )
 from shmemkit.device.cuda.unroll import for_each, tuple_of
-
-from ..transports import LAMPORT, LL128, MOST_BYTES, indexing, rank_after
-from .packets import PacketMethod, combining, device, kernel_types, repeating
+from shmemkit.device.packets.transports import LAMPORT, LL128, MOST_BYTES, indexing, rank_after
+from shmemkit.device.packets.units import combining, device, kernel_types, repeating
+from shmemkit.operations.packet_method import PacketMethod
 
 u32 = types.uint32
 u64 = types.uint64

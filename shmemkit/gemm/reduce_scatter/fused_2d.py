@@ -53,8 +53,6 @@ import functools
 from numba import cuda, types
 
 from shmemkit.collectives.all_gather import AllGather
-from shmemkit.collectives.combine_rows import combining
-from shmemkit.collectives.partial_results import floats
 from shmemkit.device import (
     ComparisonType,
     SignalOp,
@@ -63,6 +61,8 @@ from shmemkit.device import (
     reduction,
     signal_wait_until,
 )
+from shmemkit.device.cuda.combine_rows import combining
+from shmemkit.device.cuda.partial_results import floats
 from shmemkit.device.cuda.subarrays import span
 from shmemkit.operations.method import Method
 from shmemkit.runtime.symmetric_memory import as_dtype

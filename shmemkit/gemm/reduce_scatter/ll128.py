@@ -63,13 +63,13 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int64, types
 
-from shmemkit.collectives.schedules.packets import combining
-from shmemkit.collectives.transports import AT_ONCE as MOST_RANKS
 from shmemkit.device.cuda.accumulators import ITEMSIZE, fragment_store
 from shmemkit.device.cuda.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait
 from shmemkit.device.cuda.register_tuples import for_each_part
 from shmemkit.device.cuda.subarrays import span
 from shmemkit.device.packets.ll128 import TILE_BYTES, ll128_load_some, ll128_store_tile
+from shmemkit.device.packets.transports import AT_ONCE as MOST_RANKS
+from shmemkit.device.packets.units import combining
 from shmemkit.device.shmem.barriers import rank
 from shmemkit.device.swizzle import quotient
 from shmemkit.operations.method import Method

@@ -20,9 +20,10 @@ import numpy as np
 from numba import cuda
 
 from shmemkit.compiler.ptx import bitcast, gpu, types
-from shmemkit.device import reduction
 from shmemkit.device.emulator import current_thread, from_scalar
 from shmemkit.support.dtypes import widening
+
+from .word_reductions import reduction
 
 
 class Partials(NamedTuple):

@@ -6,8 +6,9 @@ import functools
 
 from numba import cuda
 
-from shmemkit.device import load_word, reduction
-from shmemkit.device.cuda.unroll import folded, tuple_of
+from .array_words import load_word
+from .unroll import folded, tuple_of
+from .word_reductions import reduction
 
 AT_ONCE = 8  # rows of four words, in registers
 

@@ -24,29 +24,21 @@ from dataclasses import dataclass
 
 from numba import cuda, types
 
-from shmemkit.device import (
-    PIECE_BYTES,
+from ..cuda.array_words import load_word, store_word
+from ..cuda.unroll import for_each, tuple_of
+from ..shmem.barriers import num_ranks
+from ..shmem.ordered_access import symm_at
+from .lamport import PIECE_BYTES, lamport_load, lamport_store, load_piece, store_piece
+from .ll import ll_load, ll_store
+from .ll128 import (
     TILE_BYTES,
     TILE_WORDS,
-    lamport_load,
-    lamport_store,
     ll128_load_some,
     ll128_store_tile,
     ll128_store_tiles,
-    ll_load,
-    ll_store,
-    load_piece,
     load_tile,
-    load_word,
-    num_ranks,
-    store_piece,
     store_tile,
-    store_word,
-    symm_at,
 )
-from shmemkit.device.cuda.unroll import for_each, tuple_of
-
-from .network import after
 
 AT_ONCE = 16  # ranks: two words of each, and more, in registers
 MOST_BYTES = 1 << 34  # of slots, and of arrays: units are counted in 32 bits
@@ -132,6 +124,12 @@ class Transport:
 
 
 BYTES = {"complex128": 16, "uint64": 8, "uint8": 1}
+
+
+@device
+def after(k, hops, n):
+    """(k + hops) modulo n, without a division, which is slow. k is below n; hops is n at most."""
+    return k + hops if k + hops < n else k + hops - n
 
 
 @device
