@@ -13,13 +13,11 @@ from typing import Any
 from shmemkit.device import reduction
 from shmemkit.operations.operation import Given, WithOutputs, nothing
 from shmemkit.runtime.world import OutOfReach, World
-from shmemkit.support.arrays import call_on, converted, keyed, new_output, with_shape
+from shmemkit.support.arrays import converted, new_output
 from shmemkit.support.settings import integer, one_of
 from shmemkit.support.sizes import size_text
 
 from . import tuning
-
-PLANS, EMULATED_PLANS = 1024, 64  # bound calls that are kept; the emulator's keep their arrays alive
 
 
 class Collective(WithOutputs):
@@ -105,25 +103,17 @@ class Collective(WithOutputs):
                 return kind
 
     def _call(self, x, out, stream):
-        world, array, result, waits = self.world, self._array, out, False
+        world, array = self.world, self._array
+        if not (isinstance(x, array) and (out is None or isinstance(out, array))):
+            return self._enqueue(self._named(x, out), stream)["out"]
         if world.finalized:
             self._check_alive()
-        if not isinstance(x, array) or not (out is None or isinstance(out, array)):
-            (stream, waits), given = call_on(world, stream, x, out), x
-            x = with_shape(self._who, "out" if given is out and self._out_is_alike else "x", x, world.xp)
-            if out is given:
-                out = x
-        elif stream is world.stream:
+        if stream is world.stream:
             stream = None
         if out is None:
-            shape, follow = self._shape(x.shape), world.backend.follow
-            result = out = new_output(x, shape, x.dtype, world.xp, stream, follow)
-        if isinstance(x, array) and isinstance(out, array):
-            address = self._address
-            key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
-        else:
-            key, arrays = keyed(self._who, self._named(x, out), world.xp)
-            x, out = arrays["x"], arrays["out"]
+            out = new_output(x, self._shape(x.shape), x.dtype, world.xp, stream, world.backend.follow)
+        address = self._address
+        key = address(x), address(out), x.shape, out.shape, x.strides, out.strides, x.dtype, out.dtype
         run = self._plans.get(key)
         if run is None:
             self._check_alive()
@@ -132,9 +122,15 @@ class Collective(WithOutputs):
         alike = out if self._out_is_alike else x
         self._order.before(stream, self._who, alike, shared=out if self._one_place else None)
         run(stream)
-        if waits:
-            world.stream.synchronize()
-        return result
+        return out
+
+    def _in_order(self, stream, arrays):
+        out = arrays["out"]
+        alike = out if self._out_is_alike else arrays["x"]
+        self._order.before(stream, self._who, alike, shared=out if self._one_place else None)
+
+    def _new_shape(self, name, arrays):
+        return self._shape(arrays["x"].shape)
 
     def _named(self, x, out):
         """The arrays, first that which all ranks give."""

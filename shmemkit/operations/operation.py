@@ -143,7 +143,7 @@ class Declared:
                     new.append(name)
                 elif not (given.new or array is None and given.optional):
                     arrays[name] = with_shape(self._who, name, array, world.xp)
-        like = next(iter(arrays.values()))
+        like = next(array for array in arrays.values() if array is not None)
         for name in new:
             shape, kind = self._new_shape(name, arrays), self._dtype_of(name, arrays)
             kind = like.dtype if kind is None else kind[0] if isinstance(kind, tuple) else kind

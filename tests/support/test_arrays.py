@@ -470,7 +470,7 @@ def test_wrong_types(pes, wrong, text):
             (lambda: ep.combine(wrong, rows), "ExpertParallel: y"),
             (lambda: sk.AllToAllV(world, 64)(wrong, splits, x, splits), "AllToAllV: x"),
             (lambda: sk.AllToAllV(world, 64)(x, splits, x.copy(), wrong), "AllToAllV: out_splits"),
-            (lambda: sk.matmul(wrong, x), "Gemm: a"),
+            (lambda: sk.matmul(wrong, x), "Gemm: x"),
             (lambda: sk.GemmAllReduce(world, 1, 1)(rows, wrong), "GemmAllReduce: w"),
             (lambda: sk.AllGatherGemm(world, 1)(wrong, rows), "AllGatherGemm: x"),
         ]

@@ -108,8 +108,8 @@ def bound(world, **arguments):
             "Broadcast: root is True; it must be",
         ),
         (lambda w: sk.Gather(w, "8"), TypeError, "Gather: max_nbytes is '8'; it must be an integer"),
-        (lambda w: sk.matmul([[1.0]], np.ones((1, 1))), TypeError, "Gemm: a is a list; it must be a NumPy"),
-        (lambda w: sk.matmul(np.ones((1, 1)), None), TypeError, "Gemm: b is None; it must be a"),
+        (lambda w: sk.matmul([[1.0]], np.ones((1, 1))), TypeError, "Gemm: x is a list; it must be a NumPy"),
+        (lambda w: sk.matmul(np.ones((1, 1)), None), TypeError, "Gemm: w is None; it must be a"),
     ],
 )
 def test_bad_calls(call, error, message):
