@@ -113,29 +113,29 @@ def few_calls(module, calls, threads=1, row=1, part=1 << 15, most=3):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_pes, calls", [(2, 3)])
-def test_right_in_every_schedule(n_pes, calls):
+@pytest.mark.parametrize("n_ranks, calls", [(2, 3)])
+def test_right_in_every_schedule(n_ranks, calls):
     def main():
         assert few_calls(variable, calls)
 
-    found = sk.emu.explore(main, n_pes, exhaustive=True, local_size=1, heap_size=1 << 18)
+    found = sk.emu.explore(main, n_ranks, exhaustive=True, local_size=1, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
 
 
-def is_wrong(n_pes, n):
+def is_wrong(n_ranks, n):
     """Whether it is seen in n schedules, with several blocks."""
-    options = dict(local_size=1 + (n_pes == 4), delivery="unordered", races=True)
-    return goes_wrong(sk.emu.run, few_calls, n_pes, (variable, 5, 2, 40, 128), **options, each=seeds(n))
+    options = dict(local_size=1 + (n_ranks == 4), delivery="unordered", races=True)
+    return goes_wrong(sk.emu.run, few_calls, n_ranks, (variable, 5, 2, 40, 128), **options, each=seeds(n))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_pes", [2, 4])
-def test_nothing_is_wrong_otherwise(n_pes):
-    assert not is_wrong(n_pes, 5)
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_nothing_is_wrong_otherwise(n_ranks):
+    assert not is_wrong(n_ranks, 5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_pes", [2, 4])
+@pytest.mark.parametrize("n_ranks", [2, 4])
 @pytest.mark.parametrize(
     "change",
     [
@@ -149,9 +149,9 @@ def test_nothing_is_wrong_otherwise(n_pes):
         omit("wait_for"),
     ],
 )
-def test_each_line_is_needed(mutate, n_pes, change):
+def test_each_line_is_needed(mutate, n_ranks, change):
     mutate(variable, change)
-    assert is_wrong(n_pes, 8)
+    assert is_wrong(n_ranks, 8)
 
 
 def test_rows_that_differ_are_reported(pes):

@@ -80,8 +80,8 @@ def test_right_in_every_schedule(nodes, local_size, calls):
     def main():
         assert few_calls(calls)
 
-    n_pes = nodes * local_size
-    found = sk.emu.explore(main, n_pes, exhaustive=True, local_size=local_size, heap_size=1 << 18)
+    n_ranks = nodes * local_size
+    found = sk.emu.explore(main, n_ranks, exhaustive=True, local_size=local_size, heap_size=1 << 18)
     assert found.finished and found.failure is None, str(found)
 
 

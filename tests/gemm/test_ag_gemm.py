@@ -91,7 +91,7 @@ by_parts = functools.partial(in_a_row, options=small(by_columns=True))
 @pytest.mark.every(2)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
-    ("n_pes", "rows", "k", "sms"),
+    ("n_ranks", "rows", "k", "sms"),
     [
         (1, 70, 72, 2),
         (2, 64, 8, 1),  # one block: in the order of the tiles
@@ -100,21 +100,21 @@ by_parts = functools.partial(in_a_row, options=small(by_columns=True))
         *slow((5, 16, 72, 1)),
     ],
 )
-def test_overlap(pes, n_pes, rows, k, sms):
-    assert pes(n_pes).run(in_a_row, 2, rows, k, 16, None, "overlap", sms) == [2] * n_pes
+def test_overlap(pes, n_ranks, rows, k, sms):
+    assert pes(n_ranks).run(in_a_row, 2, rows, k, 16, None, "overlap", sms) == [2] * n_ranks
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
 @pytest.mark.parametrize(
-    ("n_pes", "rows", "k"),
+    ("n_ranks", "rows", "k"),
     [
         (1, 70, 72),
         *slow((2, 64, 136)),  # the last part has no columns
         *slow((3, 40, 200), (5, 16, 72)),
     ],
 )
-def test_by_columns(pes, n_pes, rows, k):
-    assert pes(n_pes).run(by_parts, 2, rows, k, 16, None, "overlap", 2) == [2] * n_pes
+def test_by_columns(pes, n_ranks, rows, k):
+    assert pes(n_ranks).run(by_parts, 2, rows, k, 16, None, "overlap", 2) == [2] * n_ranks
 
 
 @pytest.mark.each_value
@@ -135,7 +135,7 @@ def test_parts_of_k(pes, by_columns):
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
-    ("n_pes", "given", "method"),
+    ("n_ranks", "given", "method"),
     [
         (1, None, "auto"),
         (2, "symmetric", "sequential"),
@@ -143,8 +143,8 @@ def test_parts_of_k(pes, by_columns):
         *slow((3, None, "sequential")),
     ],
 )
-def test_sequential(pes, n_pes, given, method):
-    assert pes(n_pes).run(in_a_row, 2, 10, 24, 9, given, method) == [2] * n_pes
+def test_sequential(pes, n_ranks, given, method):
+    assert pes(n_ranks).run(in_a_row, 2, 10, 24, 9, given, method) == [2] * n_ranks
 
 
 def test_what_the_kernel_cannot_compute(pes):

@@ -75,22 +75,22 @@ late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 
 
 @late
-@pytest.mark.parametrize("op, n_pes, sizes", [(op, 2, SIZES[1:]) for op in OBJECTS] + slow(("rs", 3, SIZES)))
-def test_sizes(pes, op, n_pes, sizes):
-    assert all_right(pes(n_pes), op, sizes)
+@pytest.mark.parametrize("op, n_ranks, sizes", [(op, 2, SIZES[1:]) for op in OBJECTS] + slow(("rs", 3, SIZES)))
+def test_sizes(pes, op, n_ranks, sizes):
+    assert all_right(pes(n_ranks), op, sizes)
 
 
 @late
 @pytest.mark.parametrize(
-    "op, n_pes, chunk, sizes",
+    "op, n_ranks, chunk, sizes",
     [
         ("ar", 2, 3, SIZES[1:2]),
         *slow(*((*how, [*SIZES, (12, 136, 8)]) for how in itertools.product(("rs", "ar"), (2, 3), (1, 3)))),
     ],
 )
-def test_parts_that_are_copied(pes, op, n_pes, chunk, sizes):
+def test_parts_that_are_copied(pes, op, n_ranks, chunk, sizes):
     main = functools.partial(compute, options={**SMALL, "copied_tiles": chunk})
-    assert all(map(all, pes(n_pes).run(main, op, sizes, "copy_engine")))
+    assert all(map(all, pes(n_ranks).run(main, op, sizes, "copy_engine")))
 
 
 @pytest.mark.slow
@@ -125,9 +125,9 @@ def test_a_symmetric_result(pes):
 @pytest.mark.each_value
 @pytest.mark.every(3)
 @pytest.mark.parametrize("op", OBJECTS)
-@pytest.mark.parametrize("n_pes", [1, 2, 4])
-def test_one_after_the_other(pes, op, n_pes):
-    assert all_right(pes(n_pes), op, [(4, 3, 9)], "auto", "kn", False, None, None)
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+def test_one_after_the_other(pes, op, n_ranks):
+    assert all_right(pes(n_ranks), op, [(4, 3, 9)], "auto", "kn", False, None, None)
 
 
 @late

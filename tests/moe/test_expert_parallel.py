@@ -84,17 +84,17 @@ def route(calls, n_local, top_k, dtype="float32", index="int32", max_tokens=None
 
 @pytest.mark.every(2)
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("n_pes", [1, 2, *slow(3, 4)])
-def test_any_number_of_ranks(pes, few_blocks, n_pes):
+@pytest.mark.parametrize("n_ranks", [1, 2, *slow(3, 4)])
+def test_any_number_of_ranks(pes, few_blocks, n_ranks):
     calls = [[3, 0, 2, 1], [0, 0, 0, 0], [1, 3, 3, 2], [2, 2, 0, 3]]
-    pes(n_pes).run(route, [tokens[:n_pes] for tokens in calls], 2, 2)
+    pes(n_ranks).run(route, [tokens[:n_ranks] for tokens in calls], 2, 2)
 
 
 @pytest.mark.schedules(deliveries="unordered", seeds=[0])
-@pytest.mark.parametrize("n_pes, n_local, top_k", [*slow((8, 1, 4)), (2, 5, 3), (3, 1, 1)])
-def test_ranks_and_experts(pes, few_blocks, n_pes, n_local, top_k):
-    tokens = (np.arange(n_pes) + 1) % 3
-    pes(n_pes).run(route, [tokens.tolist(), tokens[::-1].tolist()], n_local, top_k)
+@pytest.mark.parametrize("n_ranks, n_local, top_k", [*slow((8, 1, 4)), (2, 5, 3), (3, 1, 1)])
+def test_ranks_and_experts(pes, few_blocks, n_ranks, n_local, top_k):
+    tokens = (np.arange(n_ranks) + 1) % 3
+    pes(n_ranks).run(route, [tokens.tolist(), tokens[::-1].tolist()], n_local, top_k)
 
 
 @pytest.mark.slow

@@ -100,10 +100,10 @@ def route(calls, n_local, top_k, kinds, dtype="float32", index="int32", max_rows
 
 @pytest.mark.every(3)
 @LATE
-@pytest.mark.parametrize("n_pes", [1, 2, 3, *slow(4, 8)])
-def test_any_number_of_ranks(pes, few_blocks, n_pes):
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, *slow(4, 8)])
+def test_any_number_of_ranks(pes, few_blocks, n_ranks):
     calls = [[3, 0, 5, 1, 2, 0, 1, 4], [0] * 8, [1, 3, 3, 2, 0, 0, 5, 1]]
-    pes(n_pes).run(route, [tokens[:n_pes] for tokens in calls], 2, 2, ("random",))
+    pes(n_ranks).run(route, [tokens[:n_ranks] for tokens in calls], 2, 2, ("random",))
 
 
 @pytest.mark.every(2)
@@ -278,8 +278,8 @@ def test_an_expert_named_twice_counts_twice_in_the_sum(pes):
 
 @pytest.mark.slow
 @LATE
-@pytest.mark.parametrize("n_pes", [2, *slow(3)])
-def test_backward_is_the_transpose(pes, few_blocks, n_pes):
+@pytest.mark.parametrize("n_ranks", [2, *slow(3)])
+def test_backward_is_the_transpose(pes, few_blocks, n_ranks):
     """<dispatch(x), g> = <x, combine(g) unweighted>; <combine(y), d> = <y, dispatch(d) * weights>; by a
     routing that was kept, after other dispatches."""
 
@@ -323,7 +323,7 @@ def test_backward_is_the_transpose(pes, few_blocks, n_pes):
             np.testing.assert_array_equal(again, out)
         assert layers[0][-1] is ep.keep(layers[0][-1])
 
-    pes(n_pes).run(main)
+    pes(n_ranks).run(main)
 
 
 @LATE
