@@ -97,11 +97,16 @@ class Product(OfProducts):
 
     def __init__(self, sms):
         self.sms = checked_sms(self._who, sms)
-        self._plans = Plans(PLANS, lambda: self.world.synchronize())
+        self._plans = Plans(PLANS, self._synchronize)
 
     @property
     def world(self) -> Any:
         return current() or _alone()
+
+    def _synchronize(self):
+        """Not on the emulator, which keeps arrays as long as they are used."""
+        if self.world.backend.name != "emulator":
+            self.world.synchronize()
 
     def _product(self, arrays, scales, activation, stream):
         """Enqueue a call of `arrays`, with `scales`, or None. -> out"""
@@ -299,7 +304,7 @@ class Alone:
     current one."""
 
     def __init__(self, cupy):
-        self.name, self.finalized, self.n_ranks, self.stream = "CuPy", False, 1, None
+        self.name, self.finalized, self.n_ranks, self.stream = "cupy", False, 1, None
         self.xp, self.backend, self.runtime = cupy, self, cupy.cuda.runtime
 
     def address(self, array):
