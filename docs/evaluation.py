@@ -191,7 +191,7 @@ def _missing(shown, folder):
     for op, n in never.items():
         other = _elsewhere(folder, op)
         only = f"; on {other} only [to decide what `auto` takes]({DECIDED})" if other else ""
-        said = "not for this page" if other else "never"
+        said = "to decide something only" if other else "never"
         lines.append(f"- {said}: {TITLES[op]}, on {' and '.join(map(str, n))} GPUs{only}")
     lines += [f"- {said}: {', '.join(ops)}" for said, ops in old.items()]
     return "\n".join(lines) or "Nothing: all figures are of the present kernels."

@@ -296,6 +296,10 @@ def with_tables(text):
 
 
 def main():
+    if unknown := [argument for argument in sys.argv[1:] if argument != "--check"]:
+        sys.exit(
+            f"docs/tables.py: {unknown[0]} is no option. Without one it writes the pages; --check compares"
+        )
     stale = []
     for page in (*ROOT.glob("README.md"), *sorted(DOCS.rglob("*.md"))):
         text = page.read_text()

@@ -61,6 +61,7 @@ def default() -> Any:
     if told is not None and told.size > 1:
         return from_env()
     _check_alone(world)
+    environment.check_alone()
     return world
 
 
@@ -145,6 +146,7 @@ def _cannot_listen(who, address, error):
     if error.errno == errno.EADDRINUSE:
         instead = "MASTER_PORT" if isinstance(address, bytes) else "SHMEMKIT_PORT"
         other = f"Another program uses it. Choose another {instead}, the same on all ranks"
+        other += "; or another process of this job has RANK=0, too: give each its own RANK"
         return OSError(errno.EADDRINUSE, f"{who}: rank 0 cannot listen at {place(address)}. {other}")
     return OSError(error.errno, f"{who}: rank 0 cannot listen at {place(address)}: {error}")
 

@@ -71,6 +71,12 @@ def _integer(variable, least, most=None) -> Any:
     return int(text) if text else None
 
 
+def check_alone():
+    """ValueError if RANK says that this is one of several ranks, and nothing says how many there are."""
+    if read() is None and (rank := _integer("RANK", 0)):
+        raise ValueError(f"RANK is {rank}, and WORLD_SIZE is not set. {NEEDED}; for one rank, unset RANK")
+
+
 def local_rank(n_ranks):
     """-> LOCAL_RANK, if its launcher started `n_ranks`; else None"""
     told = read()
@@ -88,7 +94,9 @@ def rendezvous(who, told):
         raise ValueError(f"{said}, but no variable says which of them this is. {NEEDED}{srun}")
     alone = on_one_node() and not under_torchrun() and not secret
     if not alone and (not host or (port is None and ours is None)):
-        raise ValueError(f"{said}, but no variable says where rank 0 is. {NEEDED}{srun}")
+        unset = f"{'MASTER_PORT' if host else 'MASTER_ADDR'} is not set"
+        raise ValueError(f"{said}, but {unset}: no variable says where rank 0 is. {NEEDED}{srun}")
+    _integer("LOCAL_RANK", 0)  # wrong on the emulator, too
     if secret:
         if len(secret) < 16:
             raise ValueError(f"{who}: SHMEMKIT_SECRET has {len(secret)} characters; it must have 16 or more")

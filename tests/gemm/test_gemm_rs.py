@@ -75,7 +75,9 @@ late = pytest.mark.schedules(deliveries="unordered", seeds=[None])
 
 
 @late
-@pytest.mark.parametrize("op, n_ranks, sizes", [(op, 2, SIZES[1:]) for op in OBJECTS] + slow(("rs", 3, SIZES)))
+@pytest.mark.parametrize(
+    "op, n_ranks, sizes", [(op, 2, SIZES[1:]) for op in OBJECTS] + slow(("rs", 3, SIZES))
+)
 def test_sizes(pes, op, n_ranks, sizes):
     assert all_right(pes(n_ranks), op, sizes)
 

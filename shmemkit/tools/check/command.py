@@ -38,7 +38,7 @@ from .subjects import Arrays
 from .trials import Trials, Wrong
 
 HELP = "check that every operation is right on this machine, with its GPUs and this Python"
-RIGHT, WRONG, INCOMPLETE = 0, 1, 3
+RIGHT, WRONG, USAGE, INCOMPLETE = 0, 1, 2, 3
 EMULATED_RANKS = 4
 LIMIT = 120.0  # seconds that a step of a case may take
 A_CASE, FROM_CACHE, A_CASE_EMULATED = 1.2, 0.5, 0.5  # seconds, about, where no check has run yet
@@ -84,6 +84,8 @@ def parse(arguments):
     parser.add_argument("--list", action="store_true", help="print the cases in running order, and stop")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is random; default 0")
     options = parser.parse_args(arguments)
+    if options.json and options.soak:
+        parser.error("--soak writes no file: leave --json out")
     if options.json:
         folder = os.path.dirname(os.path.abspath(options.json))
         if not os.path.isdir(folder):
@@ -159,7 +161,7 @@ class Watch:
     def _give_up(self):
         say(
             f"shmemkit check: rank {self.world.rank} hangs in {self.step}: it has not ended in "
-            f"{self.limit:g} s. SHMEMKIT_TIMEOUT=S allows S seconds, and names the waits that are late"
+            f"{self.limit:g} s. SHMEMKIT_TIMEOUT=S allows 2 S + 10 seconds, and names the waits that are late"
         )
         time.sleep(1.0)  # the others say where they are
         if self.world.n_ranks > 1:
@@ -206,9 +208,11 @@ class Check:
     def run(self):
         options = self.options
         if not self.cases:
-            raise SystemExit(
-                f"shmemkit check: --only is {options.only!r}, and no case has that in its name; see --list"
-            )
+            self.watch.ended.set()
+            if self.first:
+                text = f"--only is {options.only!r}, and no case has that in its name"
+                say(f"shmemkit check: {text}; see --list")
+            return USAGE
         if options.list:
             self.say("\n".join(case.name + (", auto" if case.needed else "") for case in self.cases))
             return RIGHT
