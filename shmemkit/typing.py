@@ -138,7 +138,6 @@ AllReduceMethod: TypeAlias = Literal[
     "one_shot_ll128",
     "one_shot_lamport",
     "two_shot_ll128",
-    "two_shot_lamport",
     "push",
     "copy_engine",
     "ring",

@@ -9,7 +9,7 @@ unit, and one set serves all GPU models.
 
 model.json has the parameters, and names the results that they were fitted to (benchmarks/fit_model.py). A
 packet of LL carries half of its bytes, a line of LL128 15/16; all else is as of LL128. Gather, Scatter and
-Reduce take the parameters of their packets, or of push: on 2 H200 these are a third off, of LL more.
+Reduce take the parameters of their packets, or of push: on 2 H200 that is a third off, of LL more.
 """
 
 from __future__ import annotations
@@ -80,10 +80,7 @@ METHODS = {
     "all_gather": ("ll", "ll128", "lamport", "push_1d", "copy_push", "copy_staged"),
     "all_to_all": ("ll", "ll128", "lamport", "push", "copy_engine"),
     "reduce_scatter": ("ll", "ll128", "lamport", "push", "copy_engine"),
-    "all_reduce": (
-        *("one_shot", "one_shot_ll128", "one_shot_lamport"),
-        *("two_shot_ll128", "two_shot_lamport", "push", "copy_engine"),
-    ),
+    "all_reduce": ("one_shot", "one_shot_ll128", "one_shot_lamport", "two_shot_ll128", "push", "copy_engine"),
     "broadcast": ("ll", "ll128", "lamport", "scatter"),
     "gather": ("ll", "ll128", "push"),
     "scatter": ("ll", "ll128", "push"),

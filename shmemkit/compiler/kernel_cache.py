@@ -29,6 +29,7 @@ import json
 import logging
 import os
 import platform
+import re
 import sys
 import time
 from pathlib import Path
@@ -57,6 +58,7 @@ BEGUN = time.time()
 PACKAGE = __name__.partition(".")[0]
 VERSIONS = "numba", "numba-cuda", "llvmlite", "numpy", "ml-dtypes"
 SENSITIVE = "launch_config_sensitive", "shared_memory_carveout"  # attributes that an entry does not keep
+_ACCESSES = re.compile(r'asm [^"]*"[^"]*\.sys\.global\.[^"]*"')
 CONSTANTS = type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype, enum.Enum
 
 
@@ -198,7 +200,8 @@ def packed(kernel):
     sensitive = any(getattr(kernel, name, None) for name in SENSITIVE)
     if len(tables) < len(library._linking_files) or sensitive or getattr(library, "referenced_objects", None):
         return None
-    head = {"entry": kernel.entry_name, "cooperative": kernel.cooperative, "tables": tables}
+    accesses = sorted(set(_ACCESSES.findall(library.get_llvm_str())))  # which ``compiled_kernels`` looks at
+    head = {"entry": kernel.entry_name, "cooperative": kernel.cooperative, "tables": tables, "llvm": accesses}
     return json.dumps(head).encode() + b"\n" + bytes(library.get_cubin().code)
 
 
@@ -212,7 +215,7 @@ def unpacked(entry, name, argument_types):
     library._cubin_cache[library._ensure_cc(None)] = ObjectCode.from_cubin(cubin)
     for table in head["tables"]:
         library.add_linking_file(TABLES[table])
-    library._finalized = True
+    library._llvm_strs, library._finalized = head["llvm"], True
     return _Kernel._rebuild(
         cooperative=head["cooperative"],
         name=head["entry"],

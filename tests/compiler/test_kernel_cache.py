@@ -16,6 +16,7 @@ from numba.cuda.dispatcher import CUDADispatcher
 
 from shmemkit.collectives.schedules import exchange
 from shmemkit.compiler import kernel_cache
+from shmemkit.compiler.machine_code import compiled_kernels
 from shmemkit.gemm import sm90
 from shmemkit.gemm.sm90 import Kinds, Tile, gemm_kernel
 from shmemkit.moe import moved_rows
@@ -258,3 +259,17 @@ def test_keys_are_the_same_in_every_process(tmp_path):
     """
     first, second = (scripts.finish(scripts.start(script, PYTHONHASHSEED=seed)) for seed in "17")
     assert first == second and "None" not in first
+
+
+def test_its_lines_can_be_read(monkeypatch):
+    """`shmemkit check` reads the machine code of kernels from the cache, too."""
+    name, (kernel, types, *_) = next(
+        x for x in exchange.GPU_KERNELS.items() if x[0].startswith("ll128[False,2")
+    )
+    compiler, found = Compiler(), []
+    monkeypatch.setattr(CUDADispatcher, "compile", compiler.compile)
+    for _ in range(2):
+        with compiled_kernels() as compiled:
+            CUDADispatcher(kernel.py_func, kernel.targetoptions).compile(tuple(types))
+        found.append(compiled.cubins)
+    assert compiler.compiled == 1 and len(found[0]) == 1 and found[0] == found[1], name

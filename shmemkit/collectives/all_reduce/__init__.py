@@ -22,7 +22,6 @@ METHODS = {
     "one_shot_ll128": (Exchange, LL128, {"whole": True}),
     "one_shot_lamport": (Exchange, LAMPORT, {"whole": True}),
     "two_shot_ll128": (TwoShot, LL128),
-    "two_shot_lamport": (TwoShot, LAMPORT),
     "push": Push,
     "copy_engine": CopyEngine,
     "ring": Ring,
@@ -48,7 +47,6 @@ class AllReduce(Collective):
                   one_shot_lamport   likewise, by Lamport packets, over NVLink
                   two_shot_ll128     medium ones, over NVLink: each rank combines a segment and sends the
                                      result
-                  two_shot_lamport   likewise, by Lamport packets
                   push, copy_engine  large ones: a reduce-scatter, then an all-gather
                   ring, double_tree  several nodes, through NVSHMEM: few, or many, ranks
                   multimem_one_shot  NVLink SHARP, small arrays

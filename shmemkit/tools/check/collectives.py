@@ -61,6 +61,13 @@ DESCRIPTIONS = {
 }
 
 
+def _scale(dtype, terms):
+    """What numbers are multiplied by, so that a narrower dtype on the way shows: their sums stay exact."""
+    if dtype in ("int64", "uint64", "float64"):
+        return 2**32 + 1
+    return 513 if dtype == "float32" and terms <= 32 else 1
+
+
 class Moved(Subject):
     """A collective of segments of `size` elements. `call(x, out)` enqueues it."""
 
@@ -69,8 +76,11 @@ class Moved(Subject):
         self.what, self.size, self.root, self.op, self.call = what, size, root, op, call
         self.dtypes = self.out_dtypes = (dtype,)
         self.span, self.low = span_of(dtype, self.n if what.reduces and op == "sum" else 1), 0
+        self.scale = _scale(dtype, self.n)
+        if op in ("max", "min") and not dtype.startswith("uint"):
+            self.low = -(self.span // 2)
         if op == "prod":  # the product of all ranks' is an int32
-            self.span, self.low = min(MOST, max(2, int(2 ** (31 / self.n)) - 1)), 1
+            self.span, self.low, self.scale = min(MOST, max(2, int(2 ** (31 / self.n)) - 1)), 1, 1
         self.shape = (self.n, size) if what.scatters else (size,)
         self.out_shape = (self.n, size) if what.gathers else (size,)
         self.gives = what.root != "gives" or what.kind is not sk.Scatter or self.me == root
@@ -82,6 +92,7 @@ class Moved(Subject):
 
     def given(self, call, rank):
         numbers = self.arrays.integers(self.shape, self.span, call, self.world.ranks[rank], self.low)
+        numbers = numbers if self.scale == 1 else numbers.astype("int64") * self.scale
         return [numbers * self.n if self.op == "avg" else numbers]
 
     def result(self, given):
