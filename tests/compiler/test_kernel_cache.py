@@ -261,6 +261,7 @@ def test_keys_are_the_same_in_every_process(tmp_path):
     assert first == second and "None" not in first
 
 
+@pytest.mark.slow
 def test_its_lines_can_be_read(monkeypatch):
     """`shmemkit check` reads the machine code of kernels from the cache, too."""
     name, (kernel, types, *_) = next(
