@@ -17,6 +17,7 @@ from shmemkit.device.cuda import (
     float8,
     float_storage,
     mma,
+    partial_results,
     register_tuples,
     weighted_sums,
     wgmma,
@@ -58,7 +59,7 @@ def test_all_gpu_implementations_are_public():
     public = {getattr(device, name) for name in PRIMITIVES}
     # What reduction() and the like return, helpers of the package's own kernels, and other projects' names.
     modules = float_storage, accumulators, mma, word_reductions, register_tuples, swizzle, wgmma
-    modules += arithmetic, float8, weighted_sums
+    modules += arithmetic, float8, weighted_sums, partial_results
     factories = {module.__name__ for module in modules}
     apart = (".collectives.", ".gemm.", ".moe.", ".compat.")
     made = {f for f in GPU if f.__module__ in factories or any(part in f.__module__ for part in apart)}

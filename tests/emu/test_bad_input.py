@@ -58,7 +58,7 @@ M = np.ones((4, 4), "float32")
         (
             lambda w: sk.matmul(M, M.view(np.matrix)),
             TypeError,
-            "b is a numpy.matrix; it must be another array",
+            "w is a numpy.matrix; it must be another array",
         ),
         (lambda w: sk.Timer(3), TypeError, "Timer: world is 3"),
         (lambda w: sk.Queue(None, 2, 4), TypeError, "Queue: world is None"),
