@@ -6,13 +6,14 @@ import json
 import sys
 from types import ModuleType
 
+import numpy as np
 import pytest
 from emulated import spmd
 
 import shmemkit as sk
 from shmemkit.collectives.all_gather.pull import Pull
 from shmemkit.tools import machine_code
-from shmemkit.tools.check import command, plan, records, subjects, trials
+from shmemkit.tools.check import collectives, command, plan, records, subjects, trials
 
 NO_OPERATION = {  # what is public and computes nothing: errors, memory, launches, what measures
     *("RankTimeout", "SignalTimeout", "WaitRecord", "Timeline", "Timer", "bind", "current", "init"),
@@ -82,6 +83,30 @@ def planted(monkeypatch, when, only=lambda out, in_place: True):
 
     monkeypatch.setitem(sk.AllGather._METHODS, "planted", Planted)
     monkeypatch.setattr(sk.AllGather, "methods", (*sk.AllGather.methods, "planted"))
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+@pytest.mark.parametrize(
+    "dtype, narrower",
+    [("float64", "float32"), ("int64", "int32"), ("float32", "float16"), ("int32", "uint32")],
+)
+@pytest.mark.parametrize("n", [2, 8])
+def test_numbers_show_a_narrower_dtype(n, dtype, narrower, op):
+    """They are exact in theirs, and not in another one. Of max, some are negative."""
+
+    def main(world):
+        what = collectives.DESCRIPTIONS["AllReduce"]
+        of_rank = collectives.Moved(world, subjects.Arrays(world), what, 64, dtype, 0, op, None).given
+        return [of_rank(1, r)[0] for r in range(n)]
+
+    given = spmd(n, main)[0]
+    exact = sum(x.astype("int64") for x in given)
+    assert (sum(x.astype(dtype) for x in given).astype("int64") == exact).all()
+    if op == "max" and dtype == "int32":
+        assert all((x < 0).any() and (x > 0).any() for x in given)
+    elif dtype != "int32" and not (op == "avg" and dtype == "float32" and n == 8):
+        with np.errstate(over="ignore", invalid="ignore"):
+            assert (given[0].astype(narrower).astype("int64") != given[0]).any()
 
 
 ONLY = "--only", "AllGather planted float32"

@@ -62,7 +62,8 @@ DESCRIPTIONS = {
 
 
 def _scale(dtype, terms):
-    """What numbers are multiplied by, so that a narrower dtype on the way shows: their sums stay exact."""
+    """What numbers are multiplied by, so that a narrower dtype on the way shows. Sums of so many `terms` stay
+    exact."""
     if dtype in ("int64", "uint64", "float64"):
         return 2**32 + 1
     return 513 if dtype == "float32" and terms <= 32 else 1
@@ -76,7 +77,7 @@ class Moved(Subject):
         self.what, self.size, self.root, self.op, self.call = what, size, root, op, call
         self.dtypes = self.out_dtypes = (dtype,)
         self.span, self.low = span_of(dtype, self.n if what.reduces and op == "sum" else 1), 0
-        self.scale = _scale(dtype, self.n)
+        self.scale = _scale(dtype, self.n**2 if op == "avg" else self.n)
         if op in ("max", "min") and not dtype.startswith("uint"):
             self.low = -(self.span // 2)
         if op == "prod":  # the product of all ranks' is an int32
