@@ -90,7 +90,7 @@ def planted(monkeypatch, when, only=lambda out, in_place: True):
     "dtype, narrower",
     [("float64", "float32"), ("int64", "int32"), ("float32", "float16"), ("int32", "uint32")],
 )
-@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize("n", [2, 7])
 def test_numbers_show_a_narrower_dtype(n, dtype, narrower, op):
     """They are exact in theirs, and not in another one. Of max, some are negative."""
 
@@ -104,7 +104,7 @@ def test_numbers_show_a_narrower_dtype(n, dtype, narrower, op):
     assert (sum(x.astype(dtype) for x in given).astype("int64") == exact).all()
     if op == "max" and dtype == "int32":
         assert all((x < 0).any() and (x > 0).any() for x in given)
-    elif dtype != "int32" and not (op == "avg" and dtype == "float32" and n == 8):
+    elif dtype != "int32" and not (op == "avg" and dtype == "float32" and n == 7):
         with np.errstate(over="ignore", invalid="ignore"):
             assert (given[0].astype(narrower).astype("int64") != given[0]).any()
 
