@@ -152,7 +152,7 @@ class Run:
         work = [[] for _ in range(count)]
         for of_file in _by_file(batches):
             min(work, key=lambda lane: sum(batch.total for batch in lane)).extend(of_file)
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
         visible = visible if len(visible) >= self.gpus else [str(i) for i in range(self.gpus)]
         self._lanes = [
             Lane(self, mine, ranks, visible[i * ranks : (i + 1) * ranks], count)
