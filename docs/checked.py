@@ -15,7 +15,7 @@ The digest of a module of kernels, a room, is of what runs:
 
 - the machine code of its kernels for Hopper, by one toolchain, whose versions are in the file
 - the numbers that launches are made of: public constants, and public attributes of classes, in the room and
-  in the modules that take names from it
+  in the modules that take names from it and are no rooms themselves
 - of collectives: settings and transports in the tables of methods, and all sizes by which tuning.json and
   the defaults choose a method of these operations
 
@@ -65,7 +65,7 @@ def digests_of(made, sizes=True):
         launches[module.__name__] = list(_launches_by(module, sizes))
         for name in {module.__name__, *map(_module_of, vars(module).values())}:
             users.setdefault(name, set()).add(module.__name__)
-    result = {}
+    result, rooms = {}, {f"shmemkit.{room}" for room in ledger.rooms()}  # who uses two rooms has both digests
     for room, names in sorted(ledger.rooms().items()):
         if not sizes and not room.startswith("collectives."):
             continue
@@ -73,7 +73,7 @@ def digests_of(made, sizes=True):
             code = sorted(made["kernels"][f"{name}-sm_90a"] for name in names)
         except KeyError as missing:
             raise ValueError(f"{room} has no digest of {missing}; tests/machine_code.py makes all") from None
-        by = users[f"shmemkit.{room}"]
+        by = {name for name in users[f"shmemkit.{room}"] if name not in rooms or name == f"shmemkit.{room}"}
         text = json.dumps([code, sorted({text for user in by for of, text in launches[user] if of in by})])
         result[room] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return result
@@ -135,7 +135,7 @@ def _launches_by(module, with_sizes=True):
         found.append((module.__name__, _numbers({k: getattr(kind, k) for k in dir(kind)})))
         for name, entry in getattr(kind, "_METHODS", {}).items():
             made, transport, *settings = entry if isinstance(entry, tuple) else (entry, None)
-            sizes = [{**each, "date": None} for each in tables.get(kind._table, [])]
+            sizes = [{**each, "date": None, "digests": None} for each in tables.get(kind._table, [])]
             given = _numbers(dict(*settings)), _plain(transport)
             given += (sizes, tuning.DEFAULTS.get(kind._table)) if with_sizes else ()
             found.append((_module_of(made), [kind._table, name, *given]))

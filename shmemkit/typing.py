@@ -149,9 +149,9 @@ AllReduceRMSNormMethod: TypeAlias = Literal["auto", "one_shot", "two_shot"]
 AllToAllMethod: TypeAlias = Literal["auto", "ll", "ll128", "lamport", "push", "copy_engine", "push_2d"]
 AttentionForm: TypeAlias = Literal["all_gather", "all_to_all"]
 BroadcastMethod: TypeAlias = Literal["auto", "ll", "ll128", "lamport", "scatter", "push_2d"]
-GatherMethod: TypeAlias = Literal["auto", "ll", "ll128", "push", "push_2d"]
+GatherMethod: TypeAlias = Literal["auto", "ll", "ll128", "push", "copy_engine", "push_2d"]
 ScatterMethod: TypeAlias = Literal["auto", "ll", "ll128", "push"]
-ReduceMethod: TypeAlias = Literal["auto", "ll", "ll128", "push"]
+ReduceMethod: TypeAlias = Literal["auto", "ll", "ll128", "push", "copy_engine"]
 ReduceScatterMethod: TypeAlias = Literal[
     "auto", "ll", "ll128", "lamport", "push", "ring", "copy_engine", "push_2d"
 ]

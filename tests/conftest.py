@@ -64,7 +64,9 @@ SMALL = {
         "ll": {"blocks": 0},
         "push": {"part": 128, "chunk": 8192, "senders": 6},
         "push_2d": {"part": 128, "max_parts": 3},
+        "copy_engine": {"own_part": 64, **FEW},
     },
+    sk.Reduce: {"copy_engine": FEW},
     sk.Scatter: {"push": {"part": 128, "chunk": 8192, "senders": 6}},
 }
 

@@ -82,9 +82,9 @@ METHODS = {
     "reduce_scatter": ("ll", "ll128", "lamport", "push", "copy_engine"),
     "all_reduce": ("one_shot", "one_shot_ll128", "one_shot_lamport", "two_shot_ll128", "push", "copy_engine"),
     "broadcast": ("ll", "ll128", "lamport", "scatter"),
-    "gather": ("ll", "ll128", "push"),
+    "gather": ("ll", "ll128", "push", "copy_engine"),
     "scatter": ("ll", "ll128", "push"),
-    "reduce": ("ll", "ll128", "push"),
+    "reduce": ("ll", "ll128", "push", "copy_engine"),
 }
 """Those that "auto" may take by the model."""
 
@@ -158,8 +158,10 @@ def terms(op: str, method: str, n: int, nbytes: float, symmetric: bool) -> dict[
             return _copies("pulled", 1, *one, nbytes)
         case ("all_gather", "copy_push") | ("all_to_all", "copy_engine") if symmetric:
             return _copies("direct", 1, *one, nbytes / n)
-        case "all_gather" | "all_to_all" | "reduce_scatter", "copy_staged" | "copy_engine":
+        case "all_gather" | "all_to_all" | "reduce_scatter" | "gather", "copy_staged" | "copy_engine":
             return _copies("staged", 1, *one, nbytes / n)
+        case "reduce", "copy_engine":
+            return _copies("staged", 1, n - 1, whole, n * nbytes)
         case "all_reduce", "copy_engine":
             way = "reduced" if symmetric else "reduced private"
             return _copies(way, 2, 2 * (n - 1), 2 * each, nbytes)

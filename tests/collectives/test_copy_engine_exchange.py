@@ -167,3 +167,27 @@ def test_many_ranks_are_not_combined(pes):
             sk.ReduceScatter._maker("copy_engine")(sk.init(), 64, "sum")
 
     pes(17).run(main)
+
+
+def to_the_root(sizes, dtype):
+    """Gathers and reduces to each rank, of x at any offset, one after the other."""
+    world = sk.init()
+    n, me = world.n_ranks, world.rank
+    for root in range(n):
+        gather = sk.Gather(world, 8 * n * max(sizes), root, "copy_engine")
+        reduce = sk.Reduce(world, 8 * max(sizes), root, "sum", "copy_engine")
+        for call, size in enumerate(sizes):
+            given = [np.arange(size + call).astype(dtype)[call:] + np.array(r, dtype) for r in range(n)]
+            got, total = gather(given[me]), reduce(given[me])
+            if me == root:
+                np.testing.assert_array_equal(got, given)
+                np.testing.assert_array_equal(total, sum(given))
+            world.synchronize()
+
+
+@pytest.mark.each_value
+@pytest.mark.schedules(deliveries="unordered", seeds=[None, 0])
+@pytest.mark.parametrize("n_ranks, dtype", [(1, "float32"), (2, "int16"), (3, "uint8"), (3, "float64")])
+def test_to_the_root(pes, small_chunks, n_ranks, dtype):
+    """x that begins at no multiple of 16 bytes is sent by threads, as is the rest of odd sizes."""
+    pes(n_ranks).run(to_the_root, [40, 7, 0, 33, 1, 16], dtype)

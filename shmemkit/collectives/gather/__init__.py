@@ -7,6 +7,7 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, GatherMethod
 
 from ..collective import OfRoot
+from ..schedules.copied_to_root import CopiedToRoot
 from ..schedules.push_rooted import PushRooted
 from ..schedules.rooted import ToRoot
 from .push_2d import Push2D
@@ -16,6 +17,7 @@ METHODS = {
     "ll": (ToRoot, LL),
     "ll128": (ToRoot, LL128),
     "push": (PushRooted, None, _PUSH),
+    "copy_engine": (CopiedToRoot, None, {"name": "gather copy_engine"}),
     "push_2d": Push2D,
 }
 
@@ -31,10 +33,11 @@ class Gather(OfRoot):
     max_nbytes  bytes of the largest gathered array: n_ranks times an x
     root        the rank that gets it
     method      "auto", or
-                  ll       small arrays: flag-in-data packets of 8 bytes
-                  ll128    medium ones: lines of 128 bytes with a flag, over NVLink
-                  push     larger ones: stores and signals
-                  push_2d  several nodes, through NVSHMEM
+                  ll           small arrays: flag-in-data packets of 8 bytes
+                  ll128        medium ones: lines of 128 bytes with a flag, over NVLink
+                  push         larger ones: stores and signals
+                  copy_engine  the largest ones: copy engines send, blocks of the root store
+                  push_2d      several nodes, through NVSHMEM
     sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 

@@ -9,10 +9,16 @@ from shmemkit.support.settings import one_of
 from shmemkit.typing import AnyStream, ArrayT, Op, ReduceMethod
 
 from ..collective import OfRoot, check_reducible
+from ..schedules.copied_to_root import CopiedToRoot
 from ..schedules.rooted import ToRoot
 from .push import Push
 
-METHODS = {"ll": (ToRoot, LL), "ll128": (ToRoot, LL128), "push": Push}
+METHODS = {
+    "ll": (ToRoot, LL),
+    "ll128": (ToRoot, LL128),
+    "push": Push,
+    "copy_engine": (CopiedToRoot, None, {"name": "reduce copy_engine"}),
+}
 
 
 class Reduce(OfRoot):
@@ -27,9 +33,10 @@ class Reduce(OfRoot):
     root        the rank that gets the result
     op          "sum", "prod", "max", "min" or, of floating-point numbers, "avg"
     method      "auto", or
-                  ll     small arrays: flag-in-data packets of 8 bytes, to the root
-                  ll128  medium ones: lines of 128 bytes with a flag, over NVLink
-                  push   larger ones: a reduce-scatter and a gather, by stores and signals
+                  ll           small arrays: flag-in-data packets of 8 bytes, to the root
+                  ll128        medium ones: lines of 128 bytes with a flag, over NVLink
+                  push         larger ones: a reduce-scatter and a gather, by stores and signals
+                  copy_engine  large ones, on few ranks: copy engines send, blocks of the root combine
     sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
 
     dtypes, rounding and the compilation for a dtype are those of `AllReduce`. Elements are combined in the

@@ -300,12 +300,13 @@ class CopiedExchange(PacketMethod, Copying):
     def combining(self, x, out, dtype, first=0):
         """-> run(stream): combine what comes in `out`, 1-D, a range of the segments that begins with packet
         `first`, for arrays as of ``bind``."""
-        world, n, segment = self.world, self.world.n_ranks, x.nbytes // self.world.n_ranks
-        at, packets = first * PIECE_BYTES, -(-out.nbytes // PIECE_BYTES)
-        copied = packets if self.copied(self.segments_of(x)) else 0
+        world, segments = self.world, self.segments_of(x)
+        segment, at, packets = segments[0].nbytes, first * PIECE_BYTES, -(-out.nbytes // PIECE_BYTES)
+        copied = packets if self.copied(segments) else 0
         x, out = self.t.wide(world, x, out, segment)
-        kernel = reduction_kernel(self.op, dtype.name, n, world.rank, x.dtype.name)
-        numbers = segment // x.itemsize, at // x.itemsize, packets, copied
+        kernel = reduction_kernel(self.op, dtype.name, world.n_ranks, world.rank, x.dtype.name)
+        stride = segment // x.itemsize if self.personalized else 0
+        numbers = stride, at // x.itemsize, packets, copied
         return self._launch(kernel, packets, x, out, *numbers, self.slots, self.row, first, *self.sentinel)
 
     def _launch(self, kernel, packets, x, *args):

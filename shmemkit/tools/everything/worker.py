@@ -20,11 +20,11 @@ from . import files
 from .plan import WITH_NCCL, Batch
 
 
-def run(work):
+def run(work, backend="emulator"):
     """All batches. Collective."""
     for name, value in NO_MULTICAST.items():
         os.environ.setdefault(name, value)
-    with sk.init() as world:
+    with sk.init(backend) as world:
         nccl.kept, TorchCall.kept = {}, True
         before = measure.noting
         if world.rank == 0:  # on the emulator, for all ranks
@@ -93,7 +93,7 @@ def main(arguments):
     if arguments[1:2] == ["--emulate"]:
         sk.emu.run(run, int(arguments[2]), (work,))
     else:
-        run(work)
+        run(work, "nvshmem")
 
 
 if __name__ == "__main__":
