@@ -41,8 +41,6 @@ PEAKS = {"H100": (989, 3350), "H200": (989, 4800)}
 REASONS = {
     ("all_gather", "private"): "data go through symmetric memory, and a copy of the whole result follows",
     ("all_reduce", "private"): "the sums go through symmetric memory, and a copy of the whole result follows",
-    ("gather", "private"): "blocks store to the root at 335 GB/s; NCCL's copy engines move 380",
-    ("reduce", "private"): "15 of 16 bytes that LL128 sends are data",
 }
 NOISE = 0.99  # ratios above it are no loss
 UNKNOWN = "the cause is not known yet"
