@@ -9,18 +9,18 @@ python docs/checked.py tables DIGESTS.json    fail where "auto" would use a tabl
 
 "digests" also writes shmemkit/collectives/digests.json, which is small and ships: by it "auto" knows whether
 a tuning table is of these kernels (shmemkit/collectives/tuning.py). Its digest of a method is of the rooms
-that the method's module takes names from, without the tables' sizes.
+that the method's module takes names from.
 
 The digest of a module of kernels, a room, is of what runs:
 
 - the machine code of its kernels for Hopper, by one toolchain, whose versions are in the file
 - the numbers that launches are made of: public constants, and public attributes of classes, in the room and
   in the modules that take names from it and are no rooms themselves
-- of collectives: settings and transports in the tables of methods, and all sizes by which tuning.json and
-  the defaults choose a method of these operations
+- of collectives: settings and transports in the tables of methods
 
 Source text, names of kernels and of classes are no part of it. Neither are numbers inside of functions, how
-functions make a grid of all these, and the sizes of operations whose methods are other collectives.
+functions make a grid of all these, and the sizes by which "auto" chooses: checks are of methods, and a
+figure of "auto" names the method that it took (docs/earlier.py).
 """
 
 import argparse
@@ -52,9 +52,9 @@ PARTS = {host_of(op) for op in CASES}  # of which others may be made
 # ---- digests
 
 
-def digests_of(made, sizes=True):
-    """-> {room: digest} of this checkout; `made`: what a digests.json has. Without `sizes`, by which tables
-    choose a method, only of collectives."""
+def digests_of(made, of=""):
+    """-> {room: digest} of this checkout, of rooms whose names begin with `of`; `made`: what a digests.json
+    has."""
     if made["sources"] != ledger.sources():
         raise ValueError(
             f"it is of a shmemkit/ with the digest {made['sources']}; here it is {ledger.sources()}. Run "
@@ -62,12 +62,12 @@ def digests_of(made, sizes=True):
         )
     users, launches = {}, {}
     for module in ledger.modules():
-        launches[module.__name__] = list(_launches_by(module, sizes))
+        launches[module.__name__] = list(_launches_by(module))
         for name in {module.__name__, *map(_module_of, vars(module).values())}:
             users.setdefault(name, set()).add(module.__name__)
     result, rooms = {}, {f"shmemkit.{room}" for room in ledger.rooms()}  # who uses two rooms has both digests
     for room, names in sorted(ledger.rooms().items()):
-        if not sizes and not room.startswith("collectives."):
+        if not room.startswith(of):
             continue
         try:
             code = sorted(made["kernels"][f"{name}-sm_90a"] for name in names)
@@ -81,7 +81,7 @@ def digests_of(made, sizes=True):
 
 def digests_of_methods(made):
     """-> {op: {method: digest}} of this checkout, for tuning tables; `made`: what a digests.json has."""
-    rooms, result = digests_of(made, sizes=False), {}
+    rooms, result = digests_of(made, "collectives."), {}
     for op in sorted(CASES):
         kind = host_of(op)
         of_op = result[op] = {}
@@ -126,18 +126,16 @@ def stale_tables(made):
     return found
 
 
-def _launches_by(module, with_sizes=True):
+def _launches_by(module):
     """(of which module, JSON) of what decides how kernels are launched, as the file's docstring says."""
-    tables, found = tuning.read(tuning.PACKAGED), []
+    found = []
     kinds = [v for v in vars(module).values() if isinstance(v, type) and _module_of(v) == module.__name__]
     found.append((module.__name__, _numbers({k: v for k, v in vars(module).items() if k.isupper()})))
     for kind in kinds:
         found.append((module.__name__, _numbers({k: getattr(kind, k) for k in dir(kind)})))
         for name, entry in getattr(kind, "_METHODS", {}).items():
             made, transport, *settings = entry if isinstance(entry, tuple) else (entry, None)
-            sizes = [{**each, "date": None, "digests": None} for each in tables.get(kind._table, [])]
             given = _numbers(dict(*settings)), _plain(transport)
-            given += (sizes, tuning.DEFAULTS.get(kind._table)) if with_sizes else ()
             found.append((_module_of(made), [kind._table, name, *given]))
     return [(of, json.dumps(what, sort_keys=True)) for of, what in found if what]
 

@@ -193,6 +193,20 @@ def test_a_figure_of_which_a_digest_has_changed_is_of_earlier_kernels(folder, ea
     assert earlier.is_current(others)
 
 
+def test_a_figure_of_auto_is_of_earlier_kernels_where_the_table_has_another_method(
+    folder, earlier, tmp_path, monkeypatch
+):
+    run(folder, BATCH)
+    results, packaged = results_of(folder), tmp_path / "tuning.json"
+    monkeypatch.setattr(earlier.tuning, "PACKAGED", packaged)
+    taken = {row.took for row in results.rows if row.took}.pop()
+    place = {"gpu": "emulator", "n_ranks": 2, "n_nodes": 1}
+    for limit, current in ((128, True), (127, False)):
+        choices = [[limit, taken], [None, "pull"]]
+        packaged.write_text(json.dumps({"all_gather": [{**place, "private": choices, "symmetric": choices}]}))
+        assert earlier.is_current(earlier.mark(results, rooms_of(folder))) is current
+
+
 def test_where_rows_differ_a_dagger_marks_those_of_earlier_kernels(folder, earlier):
     run(folder, BATCH)
     data = read(folder)
