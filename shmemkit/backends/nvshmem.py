@@ -217,6 +217,8 @@ class NvshmemBackend:
         size = self._bindings.uniqueid_dtype.itemsize
         data = self.comm.bcast(ctypes.string_at(uid.ptr, size) if self.rank == 0 else None, root=0)
         ctypes.memmove(uid.ptr, data, size)
+        if self.shares_gpus:  # NCCL takes one rank a GPU; NVSHMEM ends where some of its ranks can use it
+            os.environ.setdefault("NVSHMEM_DISABLE_NCCL", "1")
         try:
             self._core.init(
                 device=device, uid=uid, rank=self.rank, nranks=self.n_ranks, initializer_method="uid"
