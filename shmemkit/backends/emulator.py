@@ -71,9 +71,13 @@ class EmulatorBackend:
             self.pe = 0
         else:
             if any(schedule != (False, "eager", None) for schedule in comm.allgather(schedule_of())):
-                text = "SHMEMKIT_RACES, SHMEMKIT_DELIVERY and SHMEMKIT_SEED need all ranks in one process"
-                instead = f"'shmemkit-emu -n {comm.Get_size()} script.py' instead of mpirun"
-                raise reported_by(0, RuntimeError(f"{text}: {instead}"))
+                n = comm.Get_size()
+                text = (
+                    "init(): SHMEMKIT_RACES, SHMEMKIT_DELIVERY or SHMEMKIT_SEED is set, and the ranks are "
+                    f"{n} processes. They need all ranks in one process: start 'shmemkit emu -n {n} "
+                    "script.py' without a launcher, or unset them"
+                )
+                raise reported_by(0, RuntimeError(text))
             self.comm, self.pe, self.processes = comm, comm.Get_rank(), Processes(comm)
             p = self.processes
             self.machine = Machine(p.memory, p.n, [p.rank], p.n, p.lock, calls=p.calls)

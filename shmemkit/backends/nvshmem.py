@@ -15,7 +15,7 @@ from shmemkit.compiler.numba_internals import Module, no_warnings_of_small_grids
 from shmemkit.device.cuda.timeline_records import host_call, modules
 from shmemkit.device.shmem import bounded_waits, peers
 from shmemkit.support import timeouts
-from shmemkit.support.agreement import by_text, check_equal, of_group, ranks_text
+from shmemkit.support.agreement import by_text, check_equal, counted, of_group, ranks_text
 from shmemkit.support.hosts import Hosts, transport
 from shmemkit.support.settings import listed, switch
 from shmemkit.typing import Communicator
@@ -164,8 +164,9 @@ class NvshmemBackend:
             self._bindings.team_init(*given)
         except Exception as error:  # nvshmem4py's NVSHMEMError
             raise RuntimeError(
-                f"split(): NVSHMEM makes no team of {len(ranks)} ranks: {error}. End groups that are "
-                f"not used, or raise NVSHMEM_MAX_TEAMS ({os.environ.get('NVSHMEM_MAX_TEAMS', 'not set, 32')})"
+                f"split(): NVSHMEM makes no team of {counted(len(ranks), 'rank')}: {error}. End groups "
+                "that are not used, or raise NVSHMEM_MAX_TEAMS "
+                f"({os.environ.get('NVSHMEM_MAX_TEAMS', 'not set, 32')})"
             ) from error
         return team.value
 
@@ -205,10 +206,10 @@ class NvshmemBackend:
         self._uuids, self.shares_gpus = [gpu for _, gpu, _ in found], bool(shared)
         if shared and not switch("SHMEMKIT_OVERSUBSCRIBE", False):
             raise RuntimeError(
-                f"init(): there are {self.n_ranks} ranks for {len(sharing)} GPU(s) (rank {self.rank} sees "
-                f"{count}), and {ranks_text(shared[0])} would share one. Start one rank per GPU, or set "
-                "SHMEMKIT_OVERSUBSCRIBE=1 to share them: results are the same, but kernels that wait for "
-                "each other take turns, which takes longer"
+                f"init(): there are {self.n_ranks} ranks for {counted(len(sharing), 'GPU')} (rank "
+                f"{self.rank} sees {count}), and {ranks_text(shared[0])} would share one. Start one rank "
+                "per GPU, or set SHMEMKIT_OVERSUBSCRIBE=1 to share them: results are the same, but "
+                "kernels that wait for each other take turns, which takes longer"
             )
         return device
 

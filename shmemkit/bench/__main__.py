@@ -160,6 +160,10 @@ def main(arguments=None):
 
     Every rank calls it.
     """
+    with command_line.messages_only(command_line.name_of("shmemkit.bench")):
+        if current_host() is None:
+            default_comm()  # the ranks find each other
+        choose_backend()
     options = parse(sys.argv[1:] if arguments is None else arguments)
     for name, value in NO_MULTICAST.items() if getattr(options, "vs", None) else ():
         os.environ.setdefault(name, value)

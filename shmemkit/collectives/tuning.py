@@ -37,7 +37,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from shmemkit.support.agreement import reported_by
+from shmemkit.support.agreement import counted, reported_by
 from shmemkit.support.settings import listed
 
 from . import cost_model
@@ -90,6 +90,7 @@ elsewhere. Where a method stands twice in a row, SUBSTITUTES are for the smaller
 SUBSTITUTES = {"ll128": "ll", "one_shot_ll128": "one_shot"}
 """Of methods that NVLink is needed for, or few ranks; up to SMALL bytes."""
 SMALL = 1 << 18
+MAKE = "'shmemkit run -n 4 -m shmemkit bench tune' makes it"
 
 
 def user_file():
@@ -107,20 +108,23 @@ def read(path):
     try:
         table = json.loads(Path(path).read_text())
         _check(table)
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise ValueError(
-            f"{path} is not a tuning table: {problem}. Repair it, or remove it and make a new one with "
-            "'shmemkit run -n 4 -m shmemkit bench tune'"
-        ) from error
+    except OSError as error:
+        raise ValueError(f"the tuning table {path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not a tuning table: {error}. Repair or remove it; {MAKE}") from error
     return table
 
 
 def tables():
     """-> those that count, the first one first. ValueError for a file that is broken, or that SHMEMKIT_TUNING
     names and that is not there."""
-    theirs = user_file()
-    found = [read(theirs)] if theirs.exists() or os.environ.get(VARIABLE) else []
+    theirs, chosen = user_file(), os.environ.get(VARIABLE)
+    if chosen and not theirs.exists():
+        raise ValueError(
+            f"{VARIABLE} is {chosen!r}, and there is no such file; it must be a tuning table. Correct "
+            f"the path, or unset {VARIABLE} to use the package's own table; {MAKE}"
+        )
+    found = [read(theirs)] if theirs.exists() else []
     return [*found, read(PACKAGED)]
 
 
@@ -240,7 +244,9 @@ def find(op, place):
     if emulated:
         if here:
             nearest = min(here, key=lambda e: abs(math.log(e["n_ranks"] / place.n_ranks)))
-            return Found(_choices_of(nearest), f"by the emulator's table of {nearest['n_ranks']} ranks")
+            return Found(
+                _choices_of(nearest), f"by the emulator's table of {counted(nearest['n_ranks'], 'rank')}"
+            )
         return Found(_defaults(op, place), "by the defaults of the emulator, whose times mean nothing")
     current = [entry for entry in here if is_current(op, entry)]
     for entry in current:

@@ -72,9 +72,18 @@ def _integer(variable, least, most=None) -> Any:
 
 
 def check_alone():
-    """ValueError if RANK says that this is one of several ranks, and nothing says how many there are."""
-    if read() is None and (rank := _integer("RANK", 0)):
+    """ValueError if a variable says that this is one of several ranks, and none says how many there are."""
+    if read() is not None:
+        return
+    if rank := _integer("RANK", 0):
         raise ValueError(f"RANK is {rank}, and WORLD_SIZE is not set. {NEEDED}; for one rank, unset RANK")
+    # Of a Job's pods, number 0 raises, too: it would compute alone while the others fail.
+    if (index := _integer("JOB_COMPLETION_INDEX", 0)) is not None and not has_pmi():
+        raise ValueError(
+            f"JOB_COMPLETION_INDEX is {index}, as in an indexed Job of Kubernetes, and WORLD_SIZE is not "
+            "set. Set WORLD_SIZE to the Job's completions, MASTER_ADDR and MASTER_PORT to where pod 0 is, "
+            "and SHMEMKIT_SECRET, on all pods; or WORLD_SIZE=1 if each pod computes for itself"
+        )
 
 
 def local_rank(n_ranks):
@@ -100,7 +109,12 @@ def rendezvous(who, told):
     if secret:
         if len(secret) < 16:
             raise ValueError(f"{who}: SHMEMKIT_SECRET has {len(secret)} characters; it must have 16 or more")
-        return (host, ours or int(port or 0) % 65535 + 1), secret.encode()
+        if ours is None and port == 65535:
+            raise ValueError(
+                f"{who}: MASTER_PORT is 65535, and rank 0 listens on the port after it, which there is not. "
+                "Choose a smaller MASTER_PORT, or set SHMEMKIT_PORT, the same on all ranks"
+            )
+        return (host, ours or port + 1), secret.encode()
     if not (alone or is_loopback(host) or _integer("LOCAL_WORLD_SIZE", 1) == told.size):
         raise ValueError(
             f"{who}: MASTER_ADDR is {host!r}, so ranks may be on several hosts, where others can reach them, "

@@ -29,7 +29,7 @@ import time
 import weakref
 from typing import Any
 
-from shmemkit.support.agreement import ranks_text
+from shmemkit.support.agreement import counted, ranks_text
 from shmemkit.support.command_line import say, say_at_last
 from shmemkit.support.timeouts import RankTimeout
 
@@ -217,7 +217,7 @@ def gather(listener, secret, size, limit, who):
                 rank, theirs = _admit(sock, secret)
                 refusal = None
                 if theirs != size:
-                    refusal = f"rank {rank} was told of {theirs} ranks, rank 0 of {size}"
+                    refusal = f"rank {rank} was told of {counted(theirs, 'rank')}, rank 0 of {size}"
                 elif rank not in missing:
                     refusal = f"there is a rank {rank} already, or a rank that there cannot be, of {size}"
                 if refusal is not None:

@@ -204,8 +204,8 @@ class ExpertIndex:
         check_ids(who, self._ids, n_ranks)
         if self.n_experts * n_ranks > min(MAX_BINS, MAX_EXPERTS):
             raise ValueError(
-                f"{who}: n_experts is {n_experts}, on {n_ranks} ranks; it must be {MAX_BINS // n_ranks} at "
-                "most"
+                f"{who}: n_experts is {n_experts}, on {n_ranks} rank{'s' * (n_ranks > 1)}; it must be "
+                f"{MAX_BINS // n_ranks} at most"
             )
         self.tokens, self.topk = self._ids.shape
         self.ids = self._ids.reshape(-1)

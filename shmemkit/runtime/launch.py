@@ -320,7 +320,8 @@ class _EmulatedLaunch(Launch):
         timeout,
         group,
     ):
-        # All blocks of an emulated grid are live at once: cooperative and co_resident hold by themselves.
+        # The emulator starts the blocks that fit, and reports a wait for one that has not started:
+        # cooperative and co_resident need no check here.
         super().__init__(kernel, grid, block, args, stream, shared, cluster)
         type_check.check(kernel, self._args)
         self._pdl = pdl

@@ -25,7 +25,7 @@ import numpy as np
 import shmemkit
 from shmemkit.comm import choice
 from shmemkit.support import notebook, settings, timeouts, tracebacks
-from shmemkit.support.agreement import as_message, check_equal, of_group, raise_on_all, ranks_text
+from shmemkit.support.agreement import as_message, check_equal, counted, of_group, raise_on_all, ranks_text
 from shmemkit.support.arrays import as_array, stream_of
 from shmemkit.support.call_site import users_call
 from shmemkit.support.command_line import say
@@ -98,7 +98,7 @@ def init(
             )
         if comm is not None and choice.check("init()", comm) != host.n_ranks:
             raise ValueError(
-                f"init(): comm has {comm.Get_size()} ranks; it must have all {host.n_ranks} that "
+                f"init(): comm has {counted(comm.Get_size(), 'rank')}; it must have all {host.n_ranks} that "
                 "the emulator runs"
             )
         host.world = world = World("emulator", None, local_size)
@@ -140,10 +140,10 @@ def choose_backend(requested="auto"):
         return "emulator", "no CUDA GPU was found"
     if importlib.util.find_spec("nvshmem") is None or importlib.util.find_spec("cupy") is None:
         return "emulator", (
-            f"{count} GPU{'s' * (count > 1)} found, but nvshmem4py and CuPy are not installed: "
+            f"{counted(count, 'GPU')} found, but nvshmem4py and CuPy are not installed: "
             "pip install 'shmemkit[cu13]' (or cu12)"
         )
-    return "nvshmem", f"{count} GPU{'s' * (count > 1)} found"
+    return "nvshmem", f"{counted(count, 'GPU')} found"
 
 
 def check_world(who, world, name="world"):
@@ -612,9 +612,8 @@ class World(SymmetricMemory):
         n_hosts, n_near = len({hosts.hosts[rank] for rank in ranks}), sum(near)
         close = ranks_text([rank for rank in range(self.n_ranks) if near[rank]])
         lines = [
-            f"{self.n_ranks} rank{'s' * (self.n_ranks > 1)} on {n_hosts} host{'s' * (n_hosts > 1)}: "
-            f"{hosts.text(ranks)}",
-            f"{self.n_nodes} node{'s' * (self.n_nodes > 1)} of {self.local_size}; this is rank {self.rank}, "
+            f"{counted(self.n_ranks, 'rank')} on {counted(n_hosts, 'host')}: {hosts.text(ranks)}",
+            f"{counted(self.n_nodes, 'node')} of {self.local_size}; this is rank {self.rank}, "
             f"on node {self.node}",
             f"near (loads and stores): {close}",
         ]

@@ -6,6 +6,11 @@ They name ranks of the World, also where the ranks of a group disagree.
 from .settings import listed
 
 
+def counted(n, word):
+    """ "1 rank" or "2 ranks" """
+    return f"{n} {word}{'s' * (n != 1)}"
+
+
 def ranks_text(ranks):
     """ "rank 3", "ranks 1 and 2" or "ranks 0 and 4 to 7", of ranks in ascending order"""
     runs = []

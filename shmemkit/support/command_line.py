@@ -1,5 +1,6 @@
 """What the commands have in common: their names, whole messages, and options that come too late."""
 
+import contextlib
 import os
 import re
 import sys
@@ -46,6 +47,16 @@ def _write_all(descriptor, data):
             time.sleep(0.01)
         except OSError:  # it is closed: there is nobody to tell
             return
+
+
+@contextlib.contextmanager
+def messages_only(command):
+    """Ends the command by the message alone if it cannot start here: variables are wrong, or ranks do not
+    come."""
+    try:
+        yield
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        raise SystemExit(f"{command}: {error}") from None
 
 
 def late_options(parser, options, arguments):

@@ -18,6 +18,7 @@ from typing import Any
 
 from shmemkit import __version__
 from shmemkit.backends import multicast as _multicast
+from shmemkit.support.agreement import counted
 
 from . import mpirun
 
@@ -165,7 +166,7 @@ def packages(report):
         name, found = machine.version(package)
         report.line(name, found or "not installed")
         if found is None and package in EMULATOR_PACKAGES:
-            report.advise(f"{package} is missing: pip install shmemkit", "both")
+            report.advise(f"{package} is missing: pip install {package}", "both")
     if machine.version("numba-cuda")[1]:
         worked, text = machine.python_child(
             "from numba import cuda; from cuda.bindings import runtime\n"
@@ -376,13 +377,12 @@ def checks(report, driver):
         report.line("last run", f"never with shmemkit {__version__} on {gpu} with this Python")
         report.advise("Results have not been checked on this machine yet: run shmemkit check")
     for record in found or ():
-        report.line(f"{record['ranks']} ranks", f"{record['answer']}, {record['date'].replace('T', ' ')}")
+        ranks = counted(record["ranks"], "rank")
+        report.line(ranks, f"{record['answer']}, {record['date'].replace('T', ' ')}")
         if record["answer"] == "wrong":
-            report.advise(
-                f"Results were wrong on {record['ranks']} ranks: shmemkit check -n {record['ranks']}"
-            )
+            report.advise(f"Results were wrong on {ranks}: shmemkit check -n {record['ranks']}")
         elif record["answer"] == "incomplete":
             report.advise(
-                f"The check on {record['ranks']} ranks is incomplete: some cases did not run, and the others "
-                f"were right. shmemkit check -n {record['ranks']} says which, and why"
+                f"The check on {ranks} is incomplete: {record.get('why') or 'some cases did not run'}. What "
+                f"was tried was right. shmemkit check -n {record['ranks']} tries all, or says why not"
             )

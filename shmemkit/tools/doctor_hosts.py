@@ -21,6 +21,7 @@ from shmemkit.runtime.launch import bind
 from shmemkit.runtime.world import init
 from shmemkit.support import timeouts
 from shmemkit.support.agreement import by_text, ranks_text
+from shmemkit.support.command_line import messages_only
 from shmemkit.support.hosts import Hosts, nics, transport
 
 from .doctor import EMULATOR_PACKAGES, GPU_PACKAGES, Machine
@@ -52,7 +53,8 @@ TODO = {  # what to do if a fact differs; of all others, INSTALL
 def main(here=None):
     """Prints the report on the hosts of all ranks. -> 1 if something differs, or somebody is not reached; 2
     if there is one rank alone; else 0. Collective."""
-    comm = choice.default()
+    with messages_only("shmemkit doctor --hosts"):
+        comm = choice.default()
     if comm is None or comm.Get_size() == 1:
         print(HOW)
         return 2

@@ -100,7 +100,8 @@ def test_where_the_users_file_is(monkeypatch, tmp_path):
     chosen()  # it need not be there
     monkeypatch.setenv("SHMEMKIT_TUNING", "~/mine.json")
     assert tuning.user_file() == tmp_path / "mine.json"
-    with pytest.raises(ValueError, match="mine.json is not a tuning table: No such file"):
+    missing = "SHMEMKIT_TUNING is '~/mine.json', and there is no such file; .* Correct .*, or unset"
+    with pytest.raises(ValueError, match=missing):
         chosen()
     monkeypatch.setenv("SHMEMKIT_TUNING", "~nosuchuser/mine.json")
     with pytest.raises(ValueError, match="SHMEMKIT_TUNING is '~nosuchuser/mine.json', .*home directory"):

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -82,6 +83,10 @@ def test_who_am_i(told, variables, expected):
             {"RANK": "0", "WORLD_SIZE": "2", **AT, "SHMEMKIT_SECRET": "short"},
             "5 characters; .* 16 or more",
         ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", **AT, "MASTER_PORT": "65535", "SHMEMKIT_SECRET": SECRET},
+            "MASTER_PORT is 65535, .* smaller MASTER_PORT, or set SHMEMKIT_PORT",
+        ),
     ],
 )
 def test_wrong_variables(told, variables, message):
@@ -90,6 +95,23 @@ def test_wrong_variables(told, variables, message):
         with pytest.raises(ValueError, match=message):
             told(**variables)
             call()
+
+
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        ({"RANK": "1"}, "RANK is 1, and WORLD_SIZE is not set"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX is 0, .* completions, .* or WORLD_SIZE=1"),
+        ({"JOB_COMPLETION_INDEX": "3"}, "JOB_COMPLETION_INDEX is 3, .* WORLD_SIZE is not set"),
+    ],
+)
+def test_a_rank_of_how_many(told, monkeypatch, variables, message):
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    told(**variables)
+    with pytest.raises(ValueError, match=message):
+        choice.default()
+    told(WORLD_SIZE="1", RANK="0")
+    assert choice.default() is None
 
 
 @pytest.mark.processes(1)
@@ -109,6 +131,10 @@ def test_srun_without_pmi():
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, b""),
         (AT | {"SHMEMKIT_SECRET": SECRET}, ("127.0.0.1", 29501)),
         (AT | {"SHMEMKIT_SECRET": SECRET, "SHMEMKIT_PORT": "4000"}, ("127.0.0.1", 4000)),
+        (
+            AT | {"MASTER_PORT": "65535", "SHMEMKIT_SECRET": SECRET, "SHMEMKIT_PORT": "4000"},
+            ("127.0.0.1", 4000),
+        ),
     ],
 )
 def test_where_ranks_meet(told, variables, expected):

@@ -11,8 +11,9 @@ import pytest
 from emulated import spmd
 
 import shmemkit as sk
+from shmemkit.bench import __main__ as bench
 from shmemkit.collectives.all_gather.pull import Pull
-from shmemkit.tools import machine_code
+from shmemkit.tools import doctor_hosts, machine_code
 from shmemkit.tools.check import collectives, command, plan, records, subjects, trials
 
 NO_OPERATION = {  # what is public and computes nothing: errors, memory, launches, what measures
@@ -223,7 +224,7 @@ def test_soak_gives_each_replay_other_data():
 @pytest.mark.parametrize(
     "method, error, said",
     [
-        ("auto", "no", '"auto" can take 1 cases that were not tried: Queue auto'),
+        ("auto", "no", '"auto" can take 1 case that was not tried: Queue auto'),
         ("auto", "bind(): grid is too large", "does not fit: "),
         ("push", "bind(): grid is too large", "does not fit: "),
         ("push", "no", 'passed: all that "auto" takes'),
@@ -285,8 +286,9 @@ def test_passed(few, cache, tmp_path, capsys):
 def test_what_was_not_tried_is_not_passed(few, capsys):
     assert run("--only", "Queue float32") == command.INCOMPLETE
     said = capsys.readouterr().out
-    assert 'incomplete: "auto" can take 5 cases that were not tried: Queue bfloat16, ' in said
-    assert "passed" not in said
+    left = '"auto" can take 5 cases that were not tried: Queue bfloat16, '
+    assert f"incomplete: {left}" in said and "passed" not in said
+    assert records.all_of("emulator")[0]["why"].startswith(left)  # for doctor
 
 
 def test_out_of_time(few, capsys):
@@ -326,6 +328,13 @@ def test_wrong_options(capsys, arguments, said):
 def test_no_such_case(few, capsys):
     assert run("--only", "Nothing") == command.USAGE
     assert "no case has that in its name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [command.main, bench.main, lambda _: doctor_hosts.main()])
+def test_ranks_that_cannot_start_end_by_a_message(monkeypatch, main):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="shmemkit.*: there are 2 ranks .WORLD_SIZE., but no variable says"):
+        main(["all_reduce"] if main is bench.main else [])
 
 
 def test_a_deadlock_names_the_case(monkeypatch, capsys):

@@ -192,11 +192,13 @@ def test_packages_that_overwrite_each_other(machine):
         (None, "not known", None),
         (["passed"], "4 ranks              passed, 2026-11-28 10:00", None),
         (["passed", "wrong"], "wrong, 2026", "Results were wrong on 4 ranks"),
-        (["incomplete"], "incomplete, 2026", "The check on 4 ranks is incomplete"),
+        (["incomplete"], "incomplete, 2026", "on 4 ranks is incomplete: 7 were not tried. What was tried"),
     ],
 )
 def test_whether_a_check_has_run(machine, answers, said, advice):
-    checked = answers and [{"ranks": 4, "answer": a, "date": "2026-11-28T10:00:00"} for a in answers]
+    checked = answers and [
+        {"ranks": 4, "answer": a, "date": "2026-11-28T10:00:00", "why": "7 were not tried"} for a in answers
+    ]
     status, report = machine("nvshmem", FakeDriver(), checked=checked)
     assert status == 0 and said in report
     assert advice in report if advice else "shmemkit check -n" not in report and "Nobody" not in report

@@ -25,7 +25,8 @@ from shmemkit.compiler.machine_code import compiled_kernels
 from shmemkit.emu.errors import EmulatorError
 from shmemkit.runtime.world import choose_backend
 from shmemkit.support import timeouts
-from shmemkit.support.command_line import say
+from shmemkit.support.agreement import counted
+from shmemkit.support.command_line import messages_only, say
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import host_program
 from shmemkit.support.progress import showing
@@ -113,15 +114,17 @@ def main(arguments):
     """Run the command in the ranks that there are, or start some. -> exit status, the same on all ranks"""
     options = parse(arguments)
     host = host_program()
-    if host.n_ranks is not None or launched():
+    with messages_only("shmemkit check"):
+        in_ranks = host.n_ranks is not None or launched()
+        backend, _ = choose_backend()
+    if in_ranks:
         return check(options)
-    backend, _ = choose_backend()
     if backend == "emulator":
         return emulated(options)
     gpus = n_gpus()
-    n = options.n or gpus
+    n = options.n or max(1, gpus)
     if n > gpus and "SHMEMKIT_OVERSUBSCRIBE" not in os.environ:
-        say(f"shmemkit check: {n} ranks share {gpus} GPU{'s' * (gpus > 1)}")
+        say(f"shmemkit check: {n} ranks share {counted(gpus, 'GPU')}")
         os.environ["SHMEMKIT_OVERSUBSCRIBE"] = "1"
     if n == 1:
         return check(options)
@@ -171,10 +174,12 @@ class Watch:
 
 def check(options):
     """On each rank. -> exit status"""
-    with sk.init() as world:
+    with messages_only("shmemkit check"):
+        world = sk.init()
+    with world:
         if options.n not in (None, world.n_ranks):
-            text = f"shmemkit check: -n is {options.n}, and there are {world.n_ranks} ranks"
-            raise SystemExit(f"{text}. Leave it out")
+            text = f"-n is {options.n}, and the launcher started {counted(world.n_ranks, 'rank')}"
+            raise SystemExit(f"shmemkit check: {text}. Leave it out")
         watch = Watch(world, _limit(world))
         try:
             noted = ledger.Launches(world) if world.rank == 0 else contextlib.nullcontext()
@@ -234,8 +239,9 @@ class Check:
     def about(self):
         world, n = self.world, len(self.cases)
         kinds = ", ".join(f"{self.gpus.count(name)} x {name}" for name in dict.fromkeys(self.gpus))
-        text = f"shmemkit {__version__}, Python {platform.python_version()}, {world.n_ranks} ranks on {kinds}"
-        text += f": {n} of {len(self.all)} cases" if n < len(self.all) else f": {n} cases"
+        ranks = counted(world.n_ranks, "rank")
+        text = f"shmemkit {__version__}, Python {platform.python_version()}, {ranks} on {kinds}"
+        text += f": {n} of {len(self.all)} cases" if n < len(self.all) else f": {counted(n, 'case')}"
         if self.options.soak:
             return f"{text}, mixed"
         last = records.read(self.gpus[0], world.n_ranks) if n == len(self.all) else None
@@ -349,7 +355,8 @@ class Check:
         if self.first:
             whole = len(self.cases) == len(self.all) and not self.options.seconds
             times = (round(seconds, 1), round(self.compiled.seconds, 1)) if whole else None
-            records.write(self.gpus[0], self.world.n_ranks, answer, times, len(rows))
+            why = left_out(untried) if answer == "incomplete" else ""
+            records.write(self.gpus[0], self.world.n_ranks, answer, times, len(rows), why)
             if self.options.json:
                 self.write(answer, status, seconds)
             print(table(rows))
@@ -466,6 +473,12 @@ def _short(text, most=100):
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def left_out(untried):
+    names = f"{', '.join(untried[:4])}{', ..' * (len(untried) > 4)}"
+    were = "was" if len(untried) == 1 else "were"
+    return f'"auto" can take {counted(len(untried), "case")} that {were} not tried: {names}'
+
+
 def conclusion(answer, rows, wrong, untried, seconds):
     right = sum(row["answer"] == "right" for row in rows)
     rest = len(rows) - right - len(wrong)
@@ -473,6 +486,5 @@ def conclusion(answer, rows, wrong, untried, seconds):
     if wrong:
         return f"WRONG: {', '.join(row['case'] for row in wrong[:6])}{', ..' * (len(wrong) > 6)}. {counts}"
     if untried:
-        names = f"{', '.join(untried[:4])}{', ..' * (len(untried) > 4)}"
-        return f'incomplete: "auto" can take {len(untried)} cases that were not tried: {names}. {counts}'
+        return f"incomplete: {left_out(untried)}. {counts}"
     return f'passed: all that "auto" takes here is right. {counts}'

@@ -17,10 +17,10 @@ def identity(gpu):
     return {"shmemkit": __version__, "gpu": gpu, "python": platform.python_version()}
 
 
-def write(gpu, ranks, answer, seconds, cases):
+def write(gpu, ranks, answer, seconds, cases, why=""):
     """Keep that a check was run, where there is a cache folder; an incomplete one replaces none that
     passed or was wrong. `seconds`: (all, of them compiling), or None if it was no whole one; the last ones
-    stay then."""
+    stay then. `why` it is incomplete."""
     where = folder()
     if where is None:
         return
@@ -30,6 +30,7 @@ def write(gpu, ranks, answer, seconds, cases):
     if seconds is None and last is not None:
         seconds = last["seconds"]
     found = {**identity(gpu), "ranks": ranks, "answer": answer, "seconds": seconds, "cases": cases}
+    found["why"] = why
     found |= {"format": FORMAT, "date": datetime.datetime.now().isoformat(timespec="seconds")}
     try:
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
