@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -23,6 +24,7 @@ WHY_NOT = (
 )
 CONFIGURATION = """
 ClusterName=tests
+FirstJobId={first}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
 SlurmdPort={node}
@@ -81,8 +83,11 @@ def slurm(tmp_path_factory):
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
     (folder / "spool").mkdir()
+    # MPICH names its shared memory by the job. What a killed one has left there breaks the next of that name.
+    first = random.randrange(1, 60_000_000)
+    host = socket.gethostname()
     configuration.write_text(
-        CONFIGURATION.format(host=socket.gethostname(), controller=controller, node=node, folder=folder)
+        CONFIGURATION.format(host=host, first=first, controller=controller, node=node, folder=folder)
     )
     variables = {"SLURM_CONF": str(configuration)}
 

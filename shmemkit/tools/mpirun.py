@@ -370,7 +370,7 @@ def find_launcher(n, hosts, passed_over, found=None, mpi_args=()):
     elif n == 1 and not hosts:
         return None
     if importlib.util.find_spec("mpi4py") is None:
-        raise RuntimeError(f"mpi4py is not installed: {sys.executable} -m pip install shmemkit")
+        raise RuntimeError(f"mpi4py is not installed: {sys.executable} -m pip install mpi4py")
     named = os.environ.get("MPI4PY_LIBMPI")
     for launcher in launchers() if found is None else found:
         if launcher.libmpi is not None:

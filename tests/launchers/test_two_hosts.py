@@ -125,7 +125,7 @@ def hosts(tmp_path_factory):
         yield Hosts(tmp_path_factory.mktemp("hosts"), stack)
 
 
-@pytest.mark.parametrize("how", ["end", "kill", "raise"])
+@pytest.mark.parametrize("how", ["kill", "raise"])
 def test_ranks_of_two_hosts(hosts, tmp_path, how):
     outcome = run(hosts.mpirun(write_script(tmp_path), how))
     check(how, outcome, N)
