@@ -113,3 +113,4 @@ class ExitHandler:
             os._exit(status)
         time.sleep(0.2)  # let the launcher forward what was printed before it ends us
         self.comm.Abort(status)
+        os._exit(status)  # MPICH's Abort returns
