@@ -114,7 +114,7 @@ def rendezvous(who, told):
                 f"{who}: MASTER_PORT is 65535, and rank 0 listens on the port after it, which there is not. "
                 "Choose a smaller MASTER_PORT, or set SHMEMKIT_PORT, the same on all ranks"
             )
-        return (host, ours or port + 1), secret.encode()
+        return (host, ours or int(port or 0) + 1), secret.encode()
     if not (alone or is_loopback(host) or _integer("LOCAL_WORLD_SIZE", 1) == told.size):
         raise ValueError(
             f"{who}: MASTER_ADDR is {host!r}, so ranks may be on several hosts, where others can reach them, "
