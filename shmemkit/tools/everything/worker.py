@@ -14,13 +14,14 @@ import shmemkit as sk
 from shmemkit.bench import measure, nccl
 from shmemkit.bench.__main__ import NO_MULTICAST, parse
 from shmemkit.bench.torch_peer import TorchCall, leave
+from shmemkit.typing import Backend
 
 from .. import ledger
 from . import files
 from .plan import WITH_NCCL, Batch
 
 
-def run(work, backend="emulator"):
+def run(work, backend: Backend = "emulator"):
     """All batches. Collective."""
     for name, value in NO_MULTICAST.items():
         os.environ.setdefault(name, value)
