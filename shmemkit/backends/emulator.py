@@ -93,6 +93,7 @@ class EmulatorBackend:
         _install()
 
     calls = property(lambda self: self.members.calls)
+    gpu_id = property(lambda self: self.pe)
 
     @cached_property
     def hosts(self):

@@ -277,6 +277,12 @@ class NvshmemBackend:
         """The model of this rank's GPU."""
         return self.xp.cuda.runtime.getDeviceProperties(self.device)["name"].decode()
 
+    @property
+    def gpu_id(self):
+        """What this rank's GPU alone has; ranks that share it have it alike."""
+        me = self.ranks[self.rank]
+        return self.hosts.machines[me], self._uuids[me]
+
     def transport(self):
         """How kernels reach ranks whose memory is not mapped here."""
         return f"NVSHMEM's {transport()}"

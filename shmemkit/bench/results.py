@@ -11,7 +11,10 @@ import re
 import shlex
 import statistics
 import sys
+from collections import Counter
 from typing import Any
+
+from shmemkit.collectives.tuning import EMULATOR
 
 from . import libraries
 
@@ -189,7 +192,7 @@ class Results:
         self.n_ranks, self.emulated = world.n_ranks, world.backend.name == "emulator"
         self.method = ON_EMULATOR if self.emulated else METHOD
         self.environment = {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}
-        self.machine = _machine(world, world.host_allgather(world.backend.gpu_name))
+        self.machine = _machine(world)
 
     @classmethod
     def read(cls, path) -> Any:
@@ -309,14 +312,21 @@ def ranks_of(n):
     return f"{n} rank{'s' * (n > 1)}"
 
 
-def _machine(world, gpus):
+def gpus_of(world):
+    """-> {model: how many GPUs of it the ranks have}; ranks may share one. {} on the emulator. Collective."""
+    found = dict.fromkeys(world.host_allgather((world.backend.gpu_name, world.backend.gpu_id)))
+    return dict(Counter(name for name, _ in found if name != EMULATOR))
+
+
+def _machine(world):
+    gpus = gpus_of(world)
     about = {"cpus": os.cpu_count(), "python": platform.python_version(), "n_nodes": world.n_nodes}
     if world.backend.name == "emulator":
-        return {"gpu": gpus[0], "gpus": {}, "driver": None, "cuda": None, **about}
+        return {"gpu": world.backend.gpu_name, "gpus": gpus, "driver": None, "cuda": None, **about}
     cuda = world.xp.cuda.runtime.driverGetVersion()
     return {
-        "gpu": gpus[0],
-        "gpus": {name: gpus.count(name) for name in dict.fromkeys(gpus)},
+        "gpu": next(iter(gpus)),
+        "gpus": gpus,
         "driver": _driver(),
         "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
         **about,

@@ -21,7 +21,6 @@ import pkgutil
 import re
 import shlex
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +99,6 @@ class Launches(contextlib.AbstractContextManager):
 
 def about(world) -> dict[str, Any]:
     """Where and what this program runs. Collective."""
-    mine = None
-    if world.backend.name != "emulator":
-        of_device = world.xp.cuda.runtime.getDeviceProperties(world.backend.device)
-        mine = of_device["name"].decode(), bytes(of_device["uuid"])
-    gpus = {gpu for gpu in world.host_allgather(mine) if gpu}  # ranks may share one
     found = Results(world, []).as_dict()
     for name in (f"{name}{end}" for name in COMPILERS for end in ("", "-cu12")):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -115,7 +109,7 @@ def about(world) -> dict[str, Any]:
     kept = {key: found[key] for key in ("date", "n_ranks", "machine", "versions", "environment")}
     return kept | {
         "command": f"shmemkit run -n {world.n_ranks} -m {shlex.join([name, *arguments])}",
-        "gpus": dict(Counter(name for name, _ in gpus)),
+        "gpus": found["machine"]["gpus"],
         "shmemkit": shmemkit.__version__,
         "sources": sources(),
     }

@@ -305,6 +305,15 @@ def test_names_of_copies():
 # ---- what the emulator has not: NVSHMEM's backend, with another one's NVSHMEM
 
 
+def test_ranks_of_a_host_that_share_a_gpu_have_the_id_of_it():
+    ids = []
+    for rank in range(4):
+        backend, _ = backend_of(rank, 4)
+        backend._uuids, backend.hosts = ["a", "a", "b", "a"], SimpleNamespace(machines=[0, 0, 0, 1])
+        ids.append(backend.gpu_id)
+    assert ids[0] == ids[1] and len(set(ids)) == 3
+
+
 def backend_of(rank, n_ranks, shares_gpus=False, offsets=None):
     """-> rank's NvshmemBackend, and what it asks of NVSHMEM"""
     backend, asked = nvshmem.NvshmemBackend.__new__(nvshmem.NvshmemBackend), []

@@ -11,6 +11,7 @@ import pytest
 from emulated import spmd
 
 import shmemkit as sk
+from shmemkit.backends.emulator import EmulatorBackend
 from shmemkit.bench import __main__ as bench
 from shmemkit.collectives.all_gather.pull import Pull
 from shmemkit.tools import doctor_hosts, machine_code
@@ -269,7 +270,7 @@ def test_passed(few, cache, tmp_path, capsys):
     assert "Queue" in said and "6 cases, about 3 s" in said
     found = json.loads(file.read_text())
     assert (found["answer"], found["exit_status"]) == ("passed", 0)
-    assert found["machine"]["ranks"] == 2 and found["machine"]["gpus"] == ["emulator"] * 2
+    assert found["machine"]["ranks"] == 2 and found["machine"]["gpus"] == {}
     (queue, *_) = (case for case in found["cases"] if case["case"] == "Queue float32")
     assert queue["answer"] == "right" and queue["calls"] > 10
     assert queue["ways"] == ["eagerly", "back to back", "in a graph", "under skew"]
@@ -281,6 +282,21 @@ def test_passed(few, cache, tmp_path, capsys):
     assert records.read("emulator", 2)["answer"] == "wrong"
     assert records.read("emulator", 2)["seconds"] == record["seconds"]  # of the last whole one
     assert records.read("emulator", 3) is None
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_ranks_that_share_a_gpu_count_it_once(few, monkeypatch, tmp_path, capsys, n):
+    """In what is printed, and in the file, of which docs/checked.py takes "ledger"."""
+    monkeypatch.setattr(EmulatorBackend, "gpu_name", "NVIDIA H200")
+    monkeypatch.setattr(EmulatorBackend, "gpu_id", property(lambda self: ("host", self.pe // 2)))
+    file = tmp_path / "check.json"
+    assert run("--only", "Queue float32", "--json", str(file), n=n) == command.INCOMPLETE
+    gpus = (n + 1) // 2
+    assert f"{n} rank{'s' * (n > 1)} on {gpus} x NVIDIA H200: 1 of" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    for about in (found["machine"], found["ledger"], found["ledger"]["machine"]):
+        assert about["gpus"] == {"NVIDIA H200": gpus}
+    assert records.read("NVIDIA H200", n)["answer"] == "incomplete"
 
 
 def test_what_was_not_tried_is_not_passed(few, capsys):

@@ -208,7 +208,7 @@ class Check:
             case for case in self.all if fnmatch.fnmatchcase(case.name, f"*{options.only}*")
         ]
         self.trials = Trials(world, options.seed, watch)
-        self.gpus = world.host_allgather(world.backend.gpu_name)
+        self.gpu, self.gpus = (self.ledger["machine"][name] for name in ("gpu", "gpus"))
 
     def run(self):
         options = self.options
@@ -238,13 +238,13 @@ class Check:
     # -- before
     def about(self):
         world, n = self.world, len(self.cases)
-        kinds = ", ".join(f"{self.gpus.count(name)} x {name}" for name in dict.fromkeys(self.gpus))
+        where = ", ".join(f"{count} x {name}" for name, count in self.gpus.items()) or "the emulator"
         ranks = counted(world.n_ranks, "rank")
-        text = f"shmemkit {__version__}, Python {platform.python_version()}, {ranks} on {kinds}"
+        text = f"shmemkit {__version__}, Python {platform.python_version()}, {ranks} on {where}"
         text += f": {n} of {len(self.all)} cases" if n < len(self.all) else f": {counted(n, 'case')}"
         if self.options.soak:
             return f"{text}, mixed"
-        last = records.read(self.gpus[0], world.n_ranks) if n == len(self.all) else None
+        last = records.read(self.gpu, world.n_ranks) if n == len(self.all) else None
         if last and last["seconds"]:
             whole, compiling = last["seconds"]
             times = f"{_time(whole)}, and {_time(whole - compiling)} without compiling, as the last time here"
@@ -356,7 +356,7 @@ class Check:
             whole = len(self.cases) == len(self.all) and not self.options.seconds
             times = (round(seconds, 1), round(self.compiled.seconds, 1)) if whole else None
             why = left_out(untried) if answer == "incomplete" else ""
-            records.write(self.gpus[0], self.world.n_ranks, answer, times, len(rows), why)
+            records.write(self.gpu, self.world.n_ranks, answer, times, len(rows), why)
             if self.options.json:
                 self.write(answer, status, seconds)
             print(table(rows))
@@ -393,10 +393,10 @@ class Check:
             "compiling": round(self.compiled.seconds, 1),
             "arguments": {name: value for name, value in vars(self.options).items() if value},
             "machine": {
-                "gpus": self.gpus,
+                "gpus": self.gpus,  # as in "ledger": ranks may share one
                 "ranks": self.world.n_ranks,
                 "nodes": self.world.n_nodes,
-                **records.identity(self.gpus[0]),
+                **records.identity(self.gpu),
                 "platform": platform.platform(),
                 "driver": _driver(),
                 "packages": _packages(),
