@@ -225,16 +225,17 @@ def test_soak_gives_each_replay_other_data():
 @pytest.mark.parametrize(
     "method, error, said",
     [
-        ("auto", "no", '"auto" can take 1 case that was not tried: Queue auto'),
+        ("auto", "no", "of what must be right here: 1 case: Queue auto"),
         ("auto", "bind(): grid is too large", "does not fit: "),
         ("push", "bind(): grid is too large", "does not fit: "),
         ("push", "no", 'passed: all that "auto" takes'),
+        ("", "no", "of what must be right here: 1 case: Queue float32"),
     ],
 )
 @pytest.mark.parametrize("sizes", [[(6, 12)], [(6, 12), (5, 12)]])
-def test_a_refusal_of_auto_or_for_want_of_registers_is_incomplete(
-    monkeypatch, capsys, method, error, said, sizes
-):
+def test_what_may_not_refuse_is_incomplete(monkeypatch, capsys, method, error, said, sizes):
+    """It is "auto", an operation that has none, or a kernel that does not fit. Another method may."""
+
     class Refusing(plan.layers.Queued):
         def enqueue(self, inputs, outputs):
             if self.shapes[0][0] == 6:
@@ -244,6 +245,8 @@ def test_a_refusal_of_auto_or_for_want_of_registers_is_incomplete(
     def of(world):
         make = functools.partial(sk.Queue, world, 4, 12, "float32", n_producers=2, n_consumers=1, block=8)
         yield plan.case(world, "Queue", method, "float32", Refusing, make, sizes)
+        if method == "push":
+            yield plan.case(world, "Queue", "auto", "float32", plan.layers.Queued, make, sizes)
 
     monkeypatch.setattr(plan, "OPERATIONS", (of,))
     passes = method == "push" and error == "no"
@@ -302,7 +305,7 @@ def test_ranks_that_share_a_gpu_count_it_once(few, monkeypatch, tmp_path, capsys
 def test_what_was_not_tried_is_not_passed(few, capsys):
     assert run("--only", "Queue float32") == command.INCOMPLETE
     said = capsys.readouterr().out
-    left = '"auto" can take 5 cases that were not tried: Queue bfloat16, '
+    left = "not tried, of what must be right here: 5 cases: Queue bfloat16, "
     assert f"incomplete: {left}" in said and "passed" not in said
     assert records.all_of("emulator")[0]["why"].startswith(left)  # for doctor
 

@@ -48,8 +48,8 @@ It runs every collective by each of its methods, GEMMs, MoE layers, attention, R
 groups: eagerly, back to back, in graphs, and under random skew between ranks. It compares all elements with
 the expected results. It starts a rank on each GPU; without a GPU, 4 ranks on the emulator.
 
-Exit status: 0 passed; 1 wrong, or a rank failed or hung; 3 incomplete: method="auto" can take something here
-that was not tried.
+Exit status: 0 passed; 1 wrong, or a rank failed or hung; 3 incomplete: something was not tried that
+method="auto" can take here, or of an operation without "auto".
 """
 
 
@@ -239,6 +239,7 @@ class Check:
     def about(self):
         world, n = self.world, len(self.cases)
         where = ", ".join(f"{count} x {name}" for name, count in self.gpus.items()) or "the emulator"
+        where = ", ".join(f"{count} x {name}" for name, count in self.gpus.items()) or "the emulator"
         ranks = counted(world.n_ranks, "rank")
         text = f"shmemkit {__version__}, Python {platform.python_version()}, {ranks} on {where}"
         text += f": {n} of {len(self.all)} cases" if n < len(self.all) else f": {counted(n, 'case')}"
@@ -364,16 +365,18 @@ class Check:
         return status
 
     def untried(self):
-        """What "auto" can take here and was not tried: names. A method may refuse this machine, and then
-        "auto" does not take it. But "auto" refuses nothing, and what fits on no GPU is no refusal."""
+        """What "auto" can take here, or has no "auto", and was not tried: names. A method may refuse this
+        machine, and then "auto" takes another. But "auto" refuses nothing, an operation without it has no
+        other, and what fits on no GPU is no refusal."""
         done = {row["case"]: row for row in self.results}
+        with_auto = {case.of for case in self.all if case.method == "auto"}
         tried = {(row["of"], row["method"]) for row in self.results if row["answer"] != "not tried"}
         names = []
         for case in self.all:
             row, method = done.get(case.name), (case.of, case.method)
             if not case.needed and method not in self.takes:
                 continue
-            strict = case.method == "auto" or method in self.takes - tried
+            strict = case.method == "auto" or case.of not in with_auto or method in self.takes - tried
             if row is None:
                 names.append(case.name)
             elif row["answer"] == "not tried":
@@ -475,8 +478,7 @@ def _short(text, most=100):
 
 def left_out(untried):
     names = f"{', '.join(untried[:4])}{', ..' * (len(untried) > 4)}"
-    were = "was" if len(untried) == 1 else "were"
-    return f'"auto" can take {counted(len(untried), "case")} that {were} not tried: {names}'
+    return f"not tried, of what must be right here: {counted(len(untried), 'case')}: {names}"
 
 
 def conclusion(answer, rows, wrong, untried, seconds):

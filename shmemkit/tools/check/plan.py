@@ -34,7 +34,7 @@ class Case:
     of        its public name
     make      (world, arrays) -> Made, on all ranks; ValueError or MemoryError where it is refused
     protocol  what it shares with other cases
-    needed    whether "auto" can take it here, so that nothing is passed without it
+    needed    whether "auto" can take it here, or there is no "auto", so that nothing is passed without it
     """
 
     of: str
@@ -331,11 +331,12 @@ def _met(by_object, world, arrays):
 
 
 def of_groups(world):
-    """Collectives in two groups at once."""
+    """Collectives in two groups at once; where ranks share a GPU, there are none."""
+    alone = not getattr(world.backend, "shares_gpus", False)
     for by in ("halves", "every second rank") if world.n_ranks > 1 else ():
         for name in ("AllReduce", "ReduceScatter", "AllGather"):
             make = partial(_grouped, by, DESCRIPTIONS[name])
-            yield Case("Group", name, "float32", make, f"Group {name}", True, by)
+            yield Case("Group", name, "float32", make, f"Group {name}", alone, by)
 
 
 def _grouped(by, what, world, arrays):
