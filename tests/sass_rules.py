@@ -1,5 +1,5 @@
 """What docs/machine_code.md says that the machine code must keep, as rules for SASS: functions of the steps
-of a kernel, which return those that break the rule. Packets and lines have rules of their own.
+of a kernel, which return those that break the rule. Of packets and lines, ``sass.py`` has other rules.
 
     broken(sass) -> {"whole warp": ["@P0 SHFL.IDX ..."]}, {} where nothing is
 """
@@ -10,6 +10,9 @@ from typing import NamedTuple
 WARP = r"(SHFL|VOTE|MATCH|REDUX|HMMA|IMMA|LDSM|STSM|WARPSYNC|BAR)\b"
 WARPGROUP = r"(HGMMA|QGMMA|IGMMA|WARPGROUP|USETMAXREG)\b"
 PRODUCT = r"[HQI]GMMA\b"
+LINE, FLAG = r"LDG?\.E\.128\.STRONG\.SYS$", r"LDG?\.E(\.64|\.128)?\.STRONG\.SYS$"
+TOGETHER = r"(NOP|WARPSYNC|WARPSYNC\.ALL|ENDCOLLECTIVE)$"  # barriers of a warp
+AWAY = r"(BRA|BRX|EXIT|RET|JMP)$"
 LOAD, STORE, COMMIT = r"UTMALDG\b|UBLKCP\.S\.G", r"UTMASTG\b|UTMAREDG\b|UBLKCP\.G\.S", r"UTMACMDFLUSH\b"
 
 
@@ -87,7 +90,94 @@ def one_thread(code):
     return wrong
 
 
-RULES = {"whole warp": whole_warp, "whole warpgroup": whole_warpgroup, "one elected thread": one_thread}
+def flags_first(code):
+    """Lines are loaded after a branch on a vote, on whatever way there. The vote is on the flags of as many
+    lines, which were loaded before it. What is loaded with no barrier of the warp before it is no line."""
+    lines, wrong = {}, []
+    for i, step in enumerate(code):
+        if _are(step, LINE) and not parts_a_warp(step):
+            barrier = _last(code, i, rf"{TOGETHER}|(BRA|BRX|EXIT|RET|JMP|CALL)\b")
+            if barrier is not None and _are(code[barrier], TOGETHER):
+                lines.setdefault(barrier, []).append(step)
+    for barrier, those in lines.items():
+        votes = _votes_before(code, barrier)
+        if not votes or any(vote is None or _flags_of(code, vote) != len(those) for vote in votes):
+            wrong += those
+    return wrong
+
+
+def _last(code, i, pattern):
+    """-> the last step before step i that is such a one, or None"""
+    return next((k for k in range(i - 1, -1, -1) if _are(code[k], pattern)), None)
+
+
+def _votes_before(code, i):
+    """-> the votes on which the last branches before step i depend, on all ways to it; with None where a load
+    of packets or flags, or the kernel's begin, comes first"""
+    sources, found, seen, todo = {}, set(), set(), [i]
+    for k, step in enumerate(code):
+        if goal := _are(step, "BRA") and re.search(r"`\((\.\w+)\)", step.text):
+            sources.setdefault(goal[1], []).append(k)
+    while todo:
+        if (k := todo.pop()) in seen:
+            continue
+        seen.add(k)
+        step, vote = code[k], None
+        if k == 0 or _are(step, FLAG):
+            found.add(None)
+            continue
+        if _are(step, "BRA$") and parts_a_warp(step):
+            made = (j for j in range(k - 1, -1, -1) if _written(code[j])[:1] == [step.predicate.lstrip("!")])
+            vote = next(made, None)
+        if vote is not None and _are(code[vote], r"VOTE\.A"):
+            found.add(vote)
+            continue
+        todo += sources.get(step.text, ()) if step.op == ":" else ()
+        if not _are(code[k - 1], AWAY) or code[k - 1].predicate:
+            todo.append(k - 1)
+    return found
+
+
+def _flags_of(code, vote):
+    """-> how many loads since the barrier before the vote decide it"""
+    n = 0
+    for k in range(vote - 1, -1, -1):
+        if n and _are(code[k], rf"{TOGETHER}|BRA"):
+            break
+        n += _are(code[k], FLAG) and _reaches(code, k, vote)
+    return n
+
+
+def _reaches(code, load, vote):
+    """Whether what is loaded at step `load` is in the vote."""
+    found = set(_written(code[load]))
+    for step in code[load + 1 : vote]:
+        written = _written(step)
+        if found & {*_registers(step.text)[len(written) :], step.predicate.lstrip("!")}:
+            found.update(written)
+        elif not step.predicate:
+            found.difference_update(written)
+    return bool(found & set(_registers(code[vote].text)[1:]))
+
+
+def _registers(text):
+    return re.findall(r"\b(?:U?P[0-7T]|R\d+)\b", text)
+
+
+def _written(step):
+    """The registers that it writes: the first, and the second of two predicates."""
+    if _are(step, r"ST|:|BRA|WARPSYNC"):
+        return []
+    several = re.match(r"\S+ (P[0-7T]), (P[0-7T])\b", step.text) and not _are(step, "VOTE")
+    return _registers(step.text)[: 2 if several else 1]
+
+
+RULES = {
+    "whole line": flags_first,
+    "whole warp": whole_warp,
+    "whole warpgroup": whole_warpgroup,
+    "one elected thread": one_thread,
+}
 """Lemma of docs/machine_code.md -> its rule."""
 
 
