@@ -5,10 +5,10 @@ import re
 from shmemkit.tools.machine_code import lines_of
 
 
-def whole_lines(sass, beside_packets=False):
+def whole_lines(sass, lines=(), packets=()):
     """-> how many lines of LL128 a warp stores, and loads, after each barrier: two sorted lists.
-    AssertionError where a line is not whole; `beside_packets` as in ``lines_of``."""
-    stores, loads, torn = lines_of(sass, beside_packets)
+    AssertionError where a line is not whole; `lines` and `packets` as of ``lines_of``."""
+    stores, loads, torn = lines_of(sass, lines, packets)
     assert not torn, "\n".join(torn)
     return [stores, loads]
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-_STORE, _LOAD = r"STG?\.E\.128\.STRONG\.SYS\b", r"LDG?\.E\.128\.STRONG\.SYS\b"
+_ACCESSES = {"stores": r"STG?\.E\.128\.STRONG\.SYS\b", "loads": r"LDG?\.E\.128\.STRONG\.SYS\b"}
 _BARRIER, _ASIDE = r"NOP$|WARPSYNC(\.ALL$| R| 0x)", r"ENDCOLLECTIVE$"
 _BRANCH = r"(@!?U?P\d+ )?(BRA|BRX|BRXU|JMP|JMX|CALL|RET|EXIT|BREAK|KILL)\b"
 _INSTRUCTION = re.compile(r"(?:/\*([0-9a-f]+)\*/)?\s*((?:@!?U?P\w+\s+)?[A-Z][A-Z0-9]*\b[^;]*?)\s*(;|$)")
@@ -53,26 +53,33 @@ class Lines(NamedTuple):
     torn: list[str]
 
 
-def lines_of(sass, beside_packets=False):
-    """-> Lines of the machine code of a kernel of LL128. `beside_packets`: its threads store and load packets
-    of 16 bytes, too. What is not of a whole warp is taken for one of them, but the kernel has whole lines."""
+def lines_of(sass, lines=(), packets=()):
+    """-> Lines of the machine code of a kernel of LL128. It must have whole `lines` of these, ("stores",
+    "loads") or one. Of `packets` its threads access some of 16 bytes, too: what is not of a whole warp is
+    taken for one of them there."""
     code, counts, torn = _Steps(sass), [], []
-    for pattern in (_STORE, _LOAD):
-        together, aside = {}, {}
+    for kind, pattern in _ACCESSES.items():
+        together, aside, parted = {}, {}, []
         for i in code.all(pattern):
             barrier, reason = code.barrier_before(i)
             if code.steps[i].startswith("@"):
                 reason = "not by all threads of a warp"
             if reason or barrier is None:
-                torn.append(f"{code.steps[i]}: {reason}")
+                parted.append(f"{code.steps[i]}: {reason}")
                 continue
             of_all = aside if re.match(_ASIDE, code.steps[barrier]) else together
             of_all[barrier] = of_all.get(barrier, 0) + 1
         if not set(aside.values()) <= set(together.values()):
-            torn.append(f"{sorted(aside.values())} lines for divided warps, {sorted(together.values())} else")
+            parted.append(
+                f"{sorted(aside.values())} lines for divided warps, {sorted(together.values())} else"
+            )
+        if kind in lines and not together:
+            torn += parted or [f"it {kind} no line"]
+        elif kind not in packets:
+            torn += parted
         counts.append(sorted(together.values()))
     stores, loads = counts
-    return Lines(stores, loads, [] if beside_packets and any(counts) else torn)
+    return Lines(stores, loads, torn)
 
 
 class _Steps:

@@ -9,6 +9,8 @@ from machine_code import folders, kernels, sources, versions_of
 from sass import accesses, whole_lines
 from sass_rules import broken
 
+from shmemkit.compiler.machine_code import accesses as accesses_of_llvm
+
 # How many lines a warp stores, and loads, after each of its barriers; "n" is the number in the kernel's name.
 # (They are loaded in two places. Of those that wait for flags ptxas leaves the flags, which are not counted.)
 # SEVERAL: in a loop over what shared memory has, unrolled as compilers like: a line after each barrier.
@@ -57,7 +59,8 @@ def lines_of(name, table):
 @pytest.mark.parametrize("name", [name for name in kernels() if lines_of(name, {**LINES, **BESIDE_PACKETS})])
 def test_a_line_is_one_instruction_of_a_warp(code, name):
     expected = lines_of(name, LINES)
-    stores, loads = whole_lines(code(name).sass, beside_packets=expected is None)
+    both = "stores", "loads"
+    stores, loads = whole_lines(code(name).sass, both, () if expected else both)
     expected_stores, expected_loads = expected or lines_of(name, BESIDE_PACKETS)
     assert loads == expected_loads
     assert set(stores) == {1} if expected_stores is SEVERAL else stores == expected_stores
@@ -148,9 +151,39 @@ def test_lines_that_are_not_whole(steps, why):
 
 def test_lines_beside_packets():
     text = of("@P0 STG.E.128.STRONG.SYS desc[UR4][R4.64], R8", ".L1:", "@P0 BRA `(.L1)", STORE, "NOP", STORE)
-    assert whole_lines(text, beside_packets=True) == [[1], []]
+    assert whole_lines(text, ["stores"], ["stores"]) == [[1], []]
     with pytest.raises(AssertionError, match="the warp may part"):  # not one of a whole warp
-        whole_lines(text.replace("NOP\n", ""), beside_packets=True)
+        whole_lines(text.replace("NOP\n", ""), ["stores"], ["stores"])
+    with pytest.raises(AssertionError, match="it loads no line"):
+        whole_lines(text, ["stores", "loads"], ["stores"])
+
+
+@pytest.mark.parametrize("torn, whole", [(STORE, LOAD), (LOAD, STORE)])
+def test_lines_that_are_torn_beside_whole_ones_of_the_other_kind(torn, whole):
+    """Also where packets are stored and loaded by threads alone; where they are not, always."""
+    both, text = ["stores", "loads"], of("NOP", whole, "NOP", f"@P0 {torn}", f"@!P0 {torn}")
+    for packets in ([], both):
+        with pytest.raises(AssertionError, match=f"(?s)@P0 {torn[:3]}.*@!P0 {torn[:3]}"):
+            whole_lines(text, both, packets)
+    (other,) = {"stores", "loads"} - {"stores" if whole is STORE else "loads"}
+    with pytest.raises(AssertionError, match="not by all threads"):
+        whole_lines(of("NOP", STORE, "NOP", LOAD, "NOP", f"@P0 {torn}"), both, {*both} - {other})
+
+
+def test_which_accesses_a_kernel_has():
+    line, packet = "bar.warp.sync 0xffffffff; {}", "{{ {} }}"
+    store, load = "st.relaxed.sys.global.v2.b64 [$0], {$1, high}; ", "ld.relaxed.sys.global.b128 p, [$2]; "
+    for snippets, found in {
+        (line.format(store),): ({"stores"}, set()),
+        (line.format(store + store), packet.format(load)): ({"stores"}, {"loads"}),
+        (line.format(load.replace("b128 p", "v2.b64 {$0, $1}")), packet.format(store)): (
+            {"loads"},
+            {"stores"},
+        ),
+        (packet.format("st.relaxed.sys.global.u64 [$0], $1;"),): (set(), set()),
+    }.items():
+        llvm = "".join(f'  call void asm sideeffect "{text}", "l,l"(i64 %.1)\n' for text in snippets)
+        assert accesses_of_llvm(llvm) == found
 
 
 def test_accesses():

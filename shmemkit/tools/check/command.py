@@ -322,8 +322,9 @@ class Check:
         if tool is not None and self.first:
 
             def look(each):
-                name, cubin, packets = each
-                stores, loads, torn = machine_code.lines_of(machine_code.disassembled(tool, cubin), packets)
+                name, cubin, lines, packets = each
+                code = machine_code.disassembled(tool, cubin)
+                stores, loads, torn = machine_code.lines_of(code, lines, packets)
                 return sum(stores) + sum(loads), [f"kernel {name}: {line}" for line in torn]
 
             try:
