@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 from shmemkit.support.agreement import counted, reported_by
 from shmemkit.support.settings import listed
+from shmemkit.support.sizes import size_text
 
 from . import cost_model
 
@@ -346,70 +347,93 @@ def build(world, op, max_nbytes, make, sms=None):
     """Make the methods that "auto" needs for up to `max_nbytes` bytes. Collective.
 
     make(name, capacity)  -> the method, for up to `capacity` bytes; ValueError, on all ranks, where it cannot
-                          run. It has free()
+                          run, MemoryError where memory is short. It has free()
     sms                   the budget of multiprocessors, or None
 
     -> (methods, choices, refused, by):
 
     methods   {name: what ``make`` returned}, none larger than the sizes that it is for
     choices   {symmetric: [(limit, name), ...]}, of these methods, up to `max_nbytes`
-    refused   {name: why} of those that were wanted and that cannot run. In their place is the fastest of the
-              others by the model, if that chose. Else it is one of SUBSTITUTES for up to SMALL bytes, else
-              that of the next larger sizes, else of the next smaller, else one of DEFAULTS, first of those
-              for as many nodes. If none can: MemoryError where that was the reason for any, else ValueError
+    refused   {name: why} of those that were wanted and that cannot run, or only up to a limit: where memory
+              is short, the limit of the method that has no room is halved until it has. In their place is
+              the fastest of the others by the model, if that chose. Else it is one of SUBSTITUTES for up to
+              SMALL bytes, else that of the next larger sizes, else of the next smaller, else one of the other
+              output's, else one of DEFAULTS, first of those for as many nodes. If none can: MemoryError
+              where that was the reason for any, else ValueError
     by        from where the choice came
     """
-    found, refused, full = found_by(world, op, sms), {}, set()
-    several = world.n_nodes > 1
-    spare = [name for those in (several, not several) for _, name in DEFAULTS[op][those]]
+    found, several = found_by(world, op, sms), world.n_nodes > 1
+    spare = [name for those in found.choices.values() for _, name in reversed(those)]
+    spare += [name for those in (several, not several) for _, name in DEFAULTS[op][those]]
+    most, refused, full = {}, {}, set()  # bytes that a refused method can be for; why; those without memory
+    made = {}  # name: (capacity, method)
     while True:
-        taken = {
-            symmetric: _without(of_table, refused, full, spare, max_nbytes)
-            for symmetric, of_table in _but(found, refused).items()
-        }
-        methods = {}
         try:
-            for name, capacity in _capacities(taken, max_nbytes).items():
-                methods[name] = make(name, capacity)
+            taken = {
+                symmetric: _without(of_table, most, spare, max_nbytes)
+                for symmetric, of_table in _but(found, most).items()
+            }
+        except LookupError:
+            _free(made, made)
+            raise _none_is_left(refused, full) from None
+        needed = _capacities(taken, max_nbytes)
+        # First those that all sizes need, then as many as have room: those for small arrays take little.
+        order = sorted(needed, key=lambda name: (needed[name] < max_nbytes, needed[name]))
+        changed = [name not in made or made[name][0] != needed[name] for name in order]
+        todo = order[[*changed, True].index(True) :]
+        _free(made, [name for name in made if name in todo or name not in order])
+        name = ""
+        try:
+            for name in todo:
+                made[name] = needed[name], make(name, needed[name])
         except (ValueError, MemoryError) as error:  # on all ranks; others may need larger ones now
-            refused[name] = str(error)
+            refused[name], half = str(error), needed[name] // 2
+            most[name] = 0
             if isinstance(error, MemoryError):
                 full.add(name)
-            for method in methods.values():
-                method.free()
+                most[name] = half if half >= SIZES[0] else 0
             continue
-        return methods, taken, refused, found.by
+        limited = {name: f"above {size_text(most[name])}: {refused[name]}" for name in full if name in needed}
+        return {name: method for name, (_, method) in made.items()}, taken, refused | limited, found.by
 
 
-def _but(found, refused):
-    """The choices of `found` without the refused, if the model compared others."""
+def _free(made, names):
+    for name in [*names]:
+        made.pop(name)[1].free()
+
+
+def _but(found, most):
+    """The choices of `found` without those that are for smaller arrays at `most`, {name: bytes}, if the model
+    compared others."""
     result = dict(found.choices)
-    for symmetric, times in (found.times or {}).items() if refused else ():
+    for symmetric, times in (found.times or {}).items() if most else ():
         left = {
             size: some
             for size, of_size in times.items()
-            if (some := {name: us for name, us in of_size.items() if name not in refused})
+            if (some := {name: us for name, us in of_size.items() if size <= most.get(name, size)})
         }
         if left:
             result[symmetric] = ranges(left, first=max)
     return result
 
 
-def _without(choices, refused, full, spare, max_nbytes):
-    """`choices` up to `max_nbytes` with other methods in the place of the refused; `full` lacked memory."""
-    names, result = [name for _, name in choices], []
+def _without(choices, most, spare, max_nbytes):
+    """`choices` up to `max_nbytes`, with other methods in the place of those that are for less: for `most`,
+    {name: bytes}. LookupError where there is none."""
+    names, result, low = [name for _, name in choices], [], 0
     for i, (limit, wanted) in enumerate(choices):
         small = [SUBSTITUTES[wanted]] if wanted in SUBSTITUTES and (limit or math.inf) <= SMALL else []
         candidates = (wanted, *small, *names[i:], *reversed(names[:i]), *spare)
-        name = next((name for name in candidates if name not in refused), None)
-        if name is None:
-            raise _none_is_left(refused, full)
-        last = limit is None or limit >= max_nbytes
-        if result and result[-1][1] == name:
-            result.pop()
-        result.append((None if last else limit, name))
-        if last:
-            return result
+        end = max_nbytes if limit is None else min(limit, max_nbytes)
+        while not result or low < end:
+            name = next((name for name in candidates if most.get(name, math.inf) > low), None)
+            if name is None:
+                raise LookupError
+            low = min(end, most.get(name, end))
+            if result and result[-1][1] == name:
+                result.pop()
+            result.append((low, name))
+    return [*result[:-1], (None, result[-1][1])]
 
 
 def _none_is_left(refused, full):

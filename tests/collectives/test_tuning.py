@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import stat
 
@@ -297,14 +298,15 @@ def test_what_cannot_run_gives_way_to_the_next_best_by_the_model():
     times = {False: {8: {"a": 1, "b": 2, "c": 3}, 64: {"a": 2, "b": 9, "c": 3}}, True: {8: {"a": 1}}}
     found = tuning.Found({k: ranges(v) for k, v in times.items()}, "by model", times)
     assert tuning._but(found, {}) == {False: [(None, "a")], True: [(None, "a")]}
-    assert tuning._but(found, {"a": "why"}) == {False: [(8, "b"), (None, "c")], True: [(None, "a")]}
+    assert tuning._but(found, {"a": 0}) == {False: [(8, "b"), (None, "c")], True: [(None, "a")]}
+    assert tuning._but(found, {"a": 8}) == {False: [(8, "a"), (None, "c")], True: [(None, "a")]}
 
 
 def test_a_budget_of_multiprocessors_makes_limits_smaller():
     found = tuning.Found({False: [(64, "a"), (None, "b")]}, "by", {False: {64: {"a": 1}, 128: {"b": 1}}})
     half = tuning._within(found, 0.5)
     assert half.choices == {False: [(32, "a"), (None, "b")]} == tuning._but(half, {})
-    assert tuning._but(half, {"a": "why"}) == {False: [(None, "b")]}
+    assert tuning._but(half, {"a": 0}) == {False: [(None, "b")]}
 
 
 # ---- what "auto" makes of it
@@ -346,12 +348,17 @@ class Recorded:
 
     made = ()
     refuse = ()
+    room, taken = math.inf, {}  # bytes: that there are, and by (rank, method); b takes twice its capacity
     counts = staticmethod(Method.counts)
 
     def __init__(self, world, max_nbytes, name):
         if name in self.refuse:
             raise ValueError(f"{name} not here")
+        needs = max_nbytes * (2 if name == "b" else 1)
+        if sum(n for (rank, _), n in self.taken.items() if rank == world.rank) + needs > self.room:
+            raise MemoryError(f"{name} for {max_nbytes} is too much")
         self.world, self.name, self.capacity = world, name, max_nbytes
+        self.taken[world.rank, name] = needs
         if world.rank == 0:
             self.made.append((name, max_nbytes))
 
@@ -365,6 +372,7 @@ class Recorded:
         return run
 
     def free(self):
+        del self.taken[self.world.rank, self.name]
         if self.world.rank == 0:
             self.made.append(f"{self.name} freed")
 
@@ -374,6 +382,7 @@ def made(monkeypatch):
     """-> what is made and freed, of methods a, b, c and the defaults; a list, on rank 0."""
     names = ("a", "b", "c", "ll", "ll128", "push_1d")
     monkeypatch.setattr(Recorded, "made", [])
+    monkeypatch.setattr(Recorded, "taken", {})
     methods = {name: lambda world, n, sms, name=name: Recorded(world, n, name) for name in names}
     monkeypatch.setattr(all_gather.AllGather, "_METHODS", methods)
     return Recorded.made
@@ -438,6 +447,60 @@ def test_what_cannot_run_gives_way(refuse, private, table, made, monkeypatch):
     assert len(alive) == len([name for name in made if isinstance(name, str)])  # each was freed
     needed = {name for of_one in choices.values() for _, name in of_one}
     assert {name for name, _ in alive[-len(needed) :]} == needed
+
+
+K, M = 1 << 10, 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("room", "private", "symmetric"),
+    [
+        (math.inf, [(64 * K, "a"), (None, "b")], [(None, "c")]),
+        (3 * M + 32 * K, [(32 * K, "a"), (None, "b")], [(None, "c")]),
+        (3 * M, [(None, "b")], [(None, "c")]),  # less than 1K is not worth it
+        (5 * M // 2, [(64 * K, "a"), (None, "b")], [(256 * K, "c"), (None, "b")]),
+        (3 * M // 2, [(64 * K, "a"), (128 * K, "b"), (None, "a")], [(128 * K, "c"), (None, "a")]),
+        (M - 1, None, None),
+    ],
+)
+def test_where_memory_is_short_a_method_is_for_as_much_as_there_is(
+    room, private, symmetric, table, made, monkeypatch
+):
+    monkeypatch.setattr(Recorded, "room", room)
+    table(emulated([[64 * K, "a"], [None, "b"]], [[None, "c"]]))
+    if private is None:
+        with pytest.raises(
+            MemoryError, match="not enough memory for b, a, c, .*b: b for 1048576 is too much"
+        ):
+            auto(M)
+    else:
+        choices, refused = auto(M)
+        assert choices == {False: private, True: symmetric}
+        limits = {name: limit for those in choices.values() for limit, name in those if limit}
+        for name, why in refused.items():
+            assert why.startswith(
+                f"above {limits[name] >> 10}K: {name} for " if name in limits else f"{name} for "
+            )
+    assert Recorded.taken == {}  # each was freed
+
+
+def test_short_memory_and_the_calls_that_it_leaves(table, pes):
+    """ll takes 32K for 8K on 4 ranks, push_1d 24K for 16K."""
+    table(emulated([[8 * K, "ll"], PUSH], [PUSH]))
+
+    def main():
+        world = sk.init()
+        gather = sk.AllGather(world, 16 * K)
+        assert gather._choices[False] == [(4 * K, "ll"), (None, "push_1d")]
+        assert gather.refused["ll"].startswith("above 4K: ") and list(gather.refused) == ["ll"]
+        assert "  not ll: above 4K: " in gather.describe()
+        for size in (K, K + 16):
+            out = gather(np.full(size, world.rank, "uint8"))
+            world.synchronize()
+            assert (out == np.arange(4)[:, None]).all()
+        gather.free()
+
+    pes(4, heap_size=48 * K).run(main)
 
 
 def test_a_method_that_does_not_exist_gives_way(table, made):
