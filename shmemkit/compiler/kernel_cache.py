@@ -6,7 +6,8 @@ tables in constant memory that are filled when it is loaded (``ptx.constant_word
 that the machine code depends on:
 
     sources     of this package
-    versions    of Python, Numba, NumPy, CUDA's compilers, the driver, ...; and which files the compilers are
+    versions    of Python, Numba, NumPy, CUDA's compilers, the driver, ...; and which files the compilers and
+                numba-cuda's sources are, which somebody may have patched
     settings    of Numba
     function    its code, its options and what its closure holds: tiles, dtypes, other device functions, of
                 which the same is taken; and what their modules have, which a program might have changed
@@ -14,7 +15,8 @@ that the machine code depends on:
 
 What has no such description is not kept, such as the `order` of a Gemm, a function of the program's. Neither
 are kernels with waits that are bounded or recorded, and those that link more than such tables: NVSHMEM's
-functions. If a source has changed since this process began, its modules may be older: nothing is kept.
+functions. If a source has changed since this process imported the package, its modules may be older: nothing
+is kept.
 
 Entries lie beside those of ``jit_cache.py``, which verifies them. SHMEMKIT_CACHE_KERNELS=0 turns this cache
 off.
@@ -31,7 +33,6 @@ import os
 import platform
 import re
 import sys
-import time
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
@@ -39,6 +40,7 @@ import numpy as np
 from cuda.bindings import driver
 from cuda.core import ObjectCode
 from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+from numba import cuda
 from numba.cuda import types, typing
 from numba.cuda.codegen import CUDACodeLibrary
 from numba.cuda.core import config
@@ -49,13 +51,13 @@ from numba.cuda.extending import _Intrinsic
 
 from shmemkit.support.settings import switch
 
-from . import jit_cache
+from . import IMPORTED, PACKAGE, jit_cache, stamps
 from .bounded_compile import armed, grouped
 from .ptx import TABLES
 
 _log = logging.getLogger(__name__)
-BEGUN = time.time()
-PACKAGE = __name__.partition(".")[0]
+NAME = __name__.partition(".")[0]
+NUMBA_CUDA = Path(cuda.__file__).parent
 VERSIONS = "numba", "numba-cuda", "llvmlite", "numpy", "ml-dtypes"
 SENSITIVE = "launch_config_sensitive", "shared_memory_carveout"  # attributes that an entry does not keep
 _ACCESSES = re.compile(r'asm [^"]*"[^"]*\.sys\.global\.[^"]*"')
@@ -68,18 +70,20 @@ class NotDescribed(Exception):
 
 @functools.cache
 def sources():
-    """-> a digest of this package's sources; None if one has changed since this process began."""
-    folder = Path(__file__).parents[1]
-    files = sorted(folder.rglob("*.py"))
-    if not files or changed(files):
+    """-> a digest of this package's sources; None if one has changed since they were imported."""
+    try:
+        texts = [(os.path.relpath(file, PACKAGE), Path(file).read_bytes()) for file in sorted(IMPORTED)]
+    except OSError:  # it is not there any more
         return None
-    digests = ((file.relative_to(folder).as_posix(), file.read_bytes()) for file in files)
-    return jit_cache.digest(*(part for pair in digests for part in pair))
+    if not texts or changed():  # after they were read
+        return None
+    return jit_cache.digest(*(part for pair in texts for part in pair))
 
 
-def changed(files):
-    """Whether one of the `files` has changed since this process began."""
-    return max(file.stat().st_ctime for file in files) > BEGUN
+def changed():
+    """Whether a source has changed since they were imported. No clock says it: files may be on a host whose
+    clock differs."""
+    return stamps(PACKAGE) != IMPORTED
 
 
 @functools.cache
@@ -88,7 +92,8 @@ def versions():
     for name in VERSIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append((name, importlib.metadata.version(name)))
-    return sys.implementation.name, platform.python_version(), found, toolchain(), jit_cache.versions()
+    files = sorted((os.path.relpath(path, NUMBA_CUDA), *of[:2]) for path, of in stamps(NUMBA_CUDA).items())
+    return sys.implementation.name, platform.python_version(), found, files, toolchain(), jit_cache.versions()
 
 
 def toolchain():
@@ -143,7 +148,7 @@ def described(value, seen, described_by):
 def is_own(function):
     """Whether a function is the package's. (Of one that a program has made by ``exec``, no module may be
     known.)"""
-    return (function.__module__ or "").partition(".")[0] == PACKAGE
+    return (function.__module__ or "").partition(".")[0] == NAME
 
 
 def _function(function, seen, described_by):
@@ -193,7 +198,7 @@ def key_of(kernel, argument_types):
 
 def packed(kernel):
     """-> the entry of a compiled kernel, or None."""
-    if changed(Path(__file__).parents[1].rglob("*.py")):  # a module that was imported since may be newer
+    if changed():  # a module that was imported since may be newer
         return None
     library = kernel._codelibrary
     tables = sorted(name for name, file in TABLES.items() if file in library._linking_files)

@@ -1,7 +1,7 @@
 """The disk cache of this package's kernels: what is found again is what was compiled; each part of a key
 counts; what cannot be kept is compiled as ever. With the real compilers and a driver that takes notes."""
 
-import time
+import os
 from unittest import mock
 
 import pytest
@@ -15,7 +15,7 @@ from numba.cuda.core import config
 from numba.cuda.dispatcher import CUDADispatcher
 
 from shmemkit.collectives.schedules import exchange
-from shmemkit.compiler import kernel_cache
+from shmemkit.compiler import kernel_cache, stamps
 from shmemkit.compiler.machine_code import compiled_kernels
 from shmemkit.gemm import sm90
 from shmemkit.gemm.sm90 import Kinds, Tile, gemm_kernel
@@ -37,7 +37,9 @@ def driver(tmp_path, monkeypatch):
         "numba.cuda.dispatcher.get_current_device", lambda: mock.Mock(compute_capability=(9, 0))
     )
     monkeypatch.setattr(CUDACodeLibrary, "_ensure_cc", lambda library, cc: cc or (9, 0, "a"))
-    monkeypatch.setattr(kernel_cache, "BEGUN", time.time() + 1)  # whatever was edited just now
+    monkeypatch.setattr(
+        kernel_cache, "IMPORTED", stamps(kernel_cache.PACKAGE)
+    )  # whatever was edited just now
     kernel_cache.sources.cache_clear()
     context = mock.Mock()
     context.create_module_image.return_value.get_function.return_value.module.initialized = False
@@ -132,12 +134,12 @@ def test_sources_that_change_while_it_is_compiled(monkeypatch):
     compile, packed = Compiler(), kernel_cache.packed
 
     def changed(kernel):
-        monkeypatch.setattr(kernel_cache, "BEGUN", 0)
+        monkeypatch.setattr(kernel_cache, "IMPORTED", {})
         return packed(kernel)
 
     monkeypatch.setattr(kernel_cache, "packed", changed)
     compile(KERNEL, TYPES)
-    monkeypatch.setattr(kernel_cache, "BEGUN", time.time() + 1)
+    monkeypatch.setattr(kernel_cache, "IMPORTED", stamps(kernel_cache.PACKAGE))
     compile(KERNEL, TYPES)
     assert compile.compiled == 2
 
@@ -189,11 +191,10 @@ def test_every_part_of_a_key_counts(monkeypatch, tmp_path):
             keys.append(key())
     kernel_cache.versions.cache_clear()
     with monkeypatch.context() as patch:
-        package = tmp_path / "package"
-        (package / "compiler").mkdir(parents=True)
-        patch.setattr(kernel_cache, "__file__", str(package / "compiler" / "kernel_cache.py"))
+        patch.setattr(kernel_cache, "PACKAGE", str(tmp_path))
         for text in ("x = 1", "x = 2"):
-            (package / "other.py").write_text(text)
+            (tmp_path / "other.py").write_text(text)
+            patch.setattr(kernel_cache, "IMPORTED", stamps(tmp_path))
             kernel_cache.sources.cache_clear()
             keys.append(key())
     assert len(set(keys)) == len(keys)
@@ -234,9 +235,48 @@ def test_what_is_not_kept(monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(config, "DUMP_ASSEMBLY", 1)
         assert kept(KERNEL, TYPES) is None
-    monkeypatch.setattr(kernel_cache, "BEGUN", 0)
+    monkeypatch.setattr(kernel_cache, "IMPORTED", {**kernel_cache.IMPORTED, "one more": ()})
     kernel_cache.sources.cache_clear()
     assert kept(KERNEL, TYPES) is None, "the sources have changed since"
+
+
+@pytest.fixture
+def package(monkeypatch, tmp_path):
+    """A file of the package in the place of all, which was just imported."""
+    file = tmp_path / "package" / "device" / "ll128.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("flag = 1")
+    monkeypatch.setattr(kernel_cache, "PACKAGE", str(tmp_path / "package"))
+    monkeypatch.setattr(kernel_cache, "IMPORTED", stamps(tmp_path / "package"))
+    return file
+
+
+@pytest.mark.parametrize("how", ["edited", "replaced", "removed", "one more"])
+def test_a_source_that_changes_whatever_the_clocks_say(package, how):
+    """Its time stamps are of the host that has the file: here, of an hour before this process began."""
+    assert kernel_cache.sources() is not None and not kernel_cache.changed()
+    file = package.with_name("one_more.py") if how == "one more" else package
+    before = package.stat()
+    file.unlink(missing_ok=True) if how in ("replaced", "removed") else None
+    if how != "removed":
+        file.write_text("flag = 2")
+        times = before.st_mtime_ns - 3600 * 10**9 * (how != "replaced")
+        os.utime(file, ns=(times, times))
+    kernel_cache.sources.cache_clear()
+    assert kernel_cache.changed() and kernel_cache.sources() is None
+
+
+def test_a_patched_numba_cuda_has_other_keys(monkeypatch, tmp_path):
+    assert (kernel_cache.NUMBA_CUDA / "compiler.py").exists()
+    monkeypatch.setattr(kernel_cache, "NUMBA_CUDA", tmp_path)
+    keys = []
+    for size, time in ((1, 5), (1, 6), (2, 6)):
+        (tmp_path / "lowering.py").write_text("#" * size)
+        os.utime(tmp_path / "lowering.py", ns=(time, time))
+        kernel_cache.versions.cache_clear()
+        keys += [kernel_cache.key_of(KERNEL, TYPES) for _ in range(2)]
+    kernel_cache.versions.cache_clear()
+    assert keys[::2] == keys[1::2] and len(set(keys)) == 3
 
 
 def test_what_links_more_is_not_kept():
