@@ -143,6 +143,47 @@ def test_wrong_with_such_arrays_only(monkeypatch, capsys, only, where):
     assert "1 of 268 elements are wrong, the first at 267" in said
 
 
+def spoiled(monkeypatch, wrong):
+    """The methods that AllGather takes here zero an element where wrong(method, bytes of out, bytes of out of
+    the call before) says so."""
+    for name in ("ll", "ll128", "push_1d"):
+
+        class Spoiled(Pull):
+            before = 0
+
+            def bind(self, x, out, in_place):
+                run = super().bind(x, out, in_place)
+
+                def step(stream):
+                    run(stream)
+                    stale = wrong(self, out.nbytes, self.before)
+                    self.before = out.nbytes
+                    if stale:
+                        backend = self.world.backend
+                        old = self.world.xp.zeros(4, "uint8")
+                        backend.copy(out.view("uint8")[-4:], old)(backend.handle(stream))
+
+                return step
+
+        monkeypatch.setitem(sk.AllGather._METHODS, name, Spoiled)
+
+
+@pytest.mark.parametrize(
+    "case, wrong, where",
+    [
+        ("auto float32 sms=4", lambda method, size, before: method.sms, "134 elements"),
+        ("auto float32", lambda method, size, before: size > 12 << 10, "2048 elements"),
+        ("ll float32", lambda method, size, before: before > size, "134, 37, 134 elements in turn"),
+    ],
+)
+def test_wrong_within_a_budget_or_for_large_arrays_or_after_larger_ones(
+    monkeypatch, capsys, case, wrong, where
+):
+    spoiled(monkeypatch, wrong)
+    assert run("--only", f"AllGather {case}") == command.WRONG
+    assert f"WRONG: AllGather {case}, {where}, the first call" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("n, status", [(3, command.INCOMPLETE), (4, command.WRONG)])
 def test_wrong_on_four_ranks_only(monkeypatch, capsys, n, status):
     planted(monkeypatch, lambda call, captured, n_ranks: n_ranks == 4)

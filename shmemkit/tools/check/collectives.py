@@ -33,9 +33,10 @@ class Description:
     def reduces(self):
         return self.moved is None
 
-    def make(self, world, nbytes, method, root, op):
+    def make(self, world, nbytes, method, root, op, sms=None):
         options = {"root": root} if self.root else {}
-        return self.kind(world, nbytes, method=method, **options, **({"op": op} if self.reduces else {}))
+        options |= {"op": op} if self.reduces else {}
+        return self.kind(world, nbytes, method=method, **options, sms=sms)
 
 
 def _stacked(xp, given, me, root):
@@ -149,6 +150,31 @@ class InPlace(Moved):
             segment = out[self.me] if self.what.gathers else out
             self.copy(segment, x)
             self.call(segment, out)
+
+
+class Mixed(Subject):
+    """Calls of one object of a large size, a small one and a large one, as a call; only back to back."""
+
+    ways = ("back to back",)
+
+    def __init__(self, world, arrays, *parts):
+        super().__init__(world, arrays)
+        self.parts, self.name = parts, f"{', '.join(str(part.size) for part in parts)} elements in turn"
+        self.dtypes = self.out_dtypes = tuple(dtype for part in parts for dtype in part.dtypes)
+        self.calls = 1 if world.backend.name == "emulator" else 3
+
+    def given(self, call, rank):
+        return [x for k, part in enumerate(self.parts) for x in part.given(len(self.parts) * call + k, rank)]
+
+    def result(self, given):
+        return [x for k, part in enumerate(self.parts) for x in part.result([[of[k]] for of in given])]
+
+    def outputs(self):
+        return [x for part in self.parts for x in part.outputs()]
+
+    def enqueue(self, inputs, outputs):
+        for k, part in enumerate(self.parts):
+            part.enqueue(inputs[k : k + 1], outputs[k : k + 1])
 
 
 def sizes_of(what, n, dtype, emulated, extra=()):

@@ -18,13 +18,14 @@ from shmemkit.gemm.reduce_scatter.host_objects import GemmCollective
 from shmemkit.support.dtypes import REDUCIBLE, numpy_dtype
 
 from . import layers
-from .collectives import DESCRIPTIONS, InPlace, Moved, Unaligned, sizes_of
+from .collectives import DESCRIPTIONS, ODD, InPlace, Mixed, Moved, Unaligned, sizes_of
 
 partial: Any = functools.partial  # names of methods are strings here, not literals
 FIRST = "float32", "bfloat16"  # of each method
 MOVED = "float32", "uint8", "float64", "bfloat16", "float8_e4m3fn"  # by "auto"; they are moved as bytes
 OPS = ("max", "int32"), ("min", "int32"), ("prod", "int32"), ("avg", "float32")
 LARGEST, LARGEST_EMULATED = 1 << 26, 1 << 13  # bytes beyond which no choice of "auto" is looked at
+SMS = "sms"  # begins the variant of a case with a budget of multiprocessors
 
 
 @dataclass
@@ -63,12 +64,13 @@ class Made:
 
 
 def by_risk(cases):
-    """First what "auto" takes, of the first dtypes; then its other dtypes; then each protocol once; then all
-    others."""
+    """First what "auto" takes, of the first dtypes; then its other dtypes, and budgets; then each protocol
+    once; then all others."""
     usual, protocols, order = {*FIRST, ""}, set(), []
     for case in cases:
         new = case.protocol not in protocols
-        risk = (0 if case.dtype in usual else 1) if case.needed else 2 if new else 3
+        first = case.dtype in usual and not case.variant.startswith(SMS)
+        risk = (0 if first else 1) if case.needed else 2 if new else 3
         if not case.needed or case.method != "auto":
             protocols.add(case.protocol)
         order.append((risk, len(order), case))
@@ -107,10 +109,16 @@ def of_collectives(world):
                 yield _collective(name, what, method, "float32", choices, taken, symmetric=True)
         for op, dtype in OPS if what.reduces else ():
             yield _collective(name, what, "auto", dtype, choices, taken, op=op)
+        yield _collective(name, what, "auto", "float32", choices, taken, sms=_budget(world))
 
 
-def _collective(name, what, method, dtype, choices, taken, symmetric=False, op="sum"):
-    thin = dtype != "float32" or symmetric or op != "sum"
+def _budget(world):
+    """A few multiprocessors, but enough for all methods: some have a block for each rank."""
+    return max(2 if is_emulated(world) else 16, 2 * world.n_ranks)
+
+
+def _collective(name, what, method, dtype, choices, taken, symmetric=False, op="sum", sms=None):
+    thin = dtype != "float32" or symmetric or op != "sum" or sms is not None
 
     def make(world, arrays):
         n, emulated = world.n_ranks, is_emulated(world)
@@ -124,20 +132,28 @@ def _collective(name, what, method, dtype, choices, taken, symmetric=False, op="
                     sizes.append(low // itemsize // parts + (1024 if low >= 1 << 16 else 13))
         elif symmetric:
             sizes = sizes[:: 1 if emulated else 2]
+        if method == "auto" and not thin:
+            sizes.append(_largest(world) * (2 if emulated else 1) // itemsize // parts)
+        if sms is not None:
+            sizes = sizes_of(what, n, dtype, emulated)[1 if emulated else 0 : 4]
         root = n - 1 if dtype == "float32" else 1 % n
         largest = max(sizes) * itemsize * parts * (2 if what.reduces and "float8" in dtype else 1)
-        made = what.make(world, largest, method, root, op)
+        made = what.make(world, largest, method, root, op, sms)
         output = made.output if symmetric else None
         subjects = [Moved(world, arrays, what, size, dtype, root, op, made, output) for size in sizes]
         if not thin:  # other arrays for kernels that are compiled by now
             others = [Unaligned] if what.gathers and what.scatters else [Unaligned, InPlace]
             subjects += [kind(world, arrays, what, sizes[1], dtype, root, op, made) for kind in others]
+            large = sizes[1 if emulated else 3]
+            turn = [Moved(world, arrays, what, size, dtype, root, op, made) for size in (large, ODD, large)]
+            subjects.append(Mixed(world, arrays, *turn))
         takes: tuple = ()
         if method == "auto":
             takes = tuple({method for those in made._choices.values() for _, method in those})
         return Made(subjects, made.free, takes)
 
-    variant = " ".join(filter(None, (op if op != "sum" else "", "symmetric" if symmetric else "")))
+    variants = op if op != "sum" else "", "symmetric" if symmetric else "", f"{SMS}={sms}" if sms else ""
+    variant = " ".join(filter(None, variants))
     needed = method == "auto" or method in taken
     return Case(name, method, dtype, make, protocol_of(what.kind, method), needed, variant, thin)
 
@@ -235,6 +251,9 @@ def of_shared_products(world):
                 make = partial(kind, world, sizes[-1][0], sizes[-1][2], dtype, None, method)
                 given = world, kind.__name__, method, dtype, layers.SummedProduct, make, sizes
                 yield case(*given, _can_be_taken(kind, method, world), scatter=scatter)
+        make = partial(kind, world, sizes[-1][0], sizes[-1][2], "bfloat16", sms=_budget(world))
+        given = world, kind.__name__, "auto", "bfloat16", layers.SummedProduct, make, sizes[:1]
+        yield case(*given, variant=f"{SMS}={_budget(world)}", scatter=scatter)
     sizes = [(4, 16, 16)] if is_emulated(world) else [(96, 256, 264), (512, 512, 1024)]
     kind = sk.AllGatherGemm
     for method in ("auto", *kind.methods):
@@ -242,6 +261,9 @@ def of_shared_products(world):
             make = partial(kind, world, 4 * n * sizes[-1][0] * sizes[-1][1], method)
             given = world, "AllGatherGemm", method, dtype, layers.GatheredProduct, make, sizes
             yield case(*given, _can_be_taken(kind, method, world))
+    make = partial(kind, world, 4 * n * sizes[-1][0] * sizes[-1][1], sms=_budget(world))
+    given = world, "AllGatherGemm", "auto", "bfloat16", layers.GatheredProduct, make, sizes[:1]
+    yield case(*given, variant=f"{SMS}={_budget(world)}")
 
 
 def _can_be_taken(kind, method, world):
@@ -264,10 +286,10 @@ def of_experts(world):
         given = world, kind.__name__, method, "bfloat16", layers.SummedExperts, make, [size]
         yield case(*given, method in ("auto", "sequential"))
     m, k, width, experts, topk = size = (5, 16, 0, 2 * n, 2) if is_emulated(world) else (50, 512, 0, 4 * n, 4)
-    for rows in (None, n * m * topk):
-        make = partial(sk.ExpertParallel, world, m, k, experts, topk, "bfloat16", max_rows=rows)
+    for rows, sms in ((None, None), (n * m * topk, None), (None, _budget(world))):
+        make = partial(sk.ExpertParallel, world, m, k, experts, topk, "bfloat16", max_rows=rows, sms=sms)
         given = world, "ExpertParallel", "", "bfloat16", layers.Dispatched, make, [size]
-        yield case(*given, variant="max_rows" if rows else "")
+        yield case(*given, variant="max_rows" if rows else f"{SMS}={sms}" if sms else "")
 
 
 def of_attention(world):
@@ -280,10 +302,14 @@ def of_attention(world):
         for dtype in (*halves(world), "float32"):
             make = partial(kind, world, batches[-1], heads, dim, dtype, form)
             yield case(world, "AttentionCombine", form, dtype, layers.Attention, make, sizes, form=form)
-        for dtype in halves(world):
+        of_dtypes = [(dtype, None) for dtype in halves(world)]
+        if form == "all_gather" and not is_emulated(world):
+            of_dtypes.append(("bfloat16", _budget(world)))
+        for dtype, sms in of_dtypes:
             size = 2, tokens, n, group, decoded
-            make = partial(sk.FlashDecode, world, 2, group * n, n, decoded, dtype, form)
-            yield case(world, "FlashDecode", form, dtype, layers.Decode, make, [size], form=form)
+            make = partial(sk.FlashDecode, world, 2, group * n, n, decoded, dtype, form, sms=sms)
+            given = world, "FlashDecode", form, dtype, layers.Decode, make, [size]
+            yield case(*given, variant=f"{SMS}={sms}" if sms else "", form=form)
     given = world, "attention_combine", "", "bfloat16", layers.Attention, lambda: sk.attention_combine
     yield case(*given, sizes[:1], form="all_gather")
 

@@ -104,6 +104,7 @@ class Subject:
     out_dtypes  of the outputs
     tolerance   of each output: relative to the largest magnitude that is wanted; 0: all bits are compared
     calls       the most at once: large arrays take memory
+    ways        in which it is run, of those in trials.py; default: all
     slow        on the emulator
     private     whether peers write to no output
     first       the element of their memory at which arrays begin; 1: they are not aligned
@@ -113,7 +114,7 @@ class Subject:
     dtypes: tuple[str, ...]
     out_dtypes: tuple[str, ...]
     tolerance: tuple[float, ...] = ()  # default: exact
-    calls = 6
+    calls, ways = 6, None
     private, slow, first = True, False, 0
     given: Callable[[int, int], list[Any]]
     result: Callable[[list[Any]], list[Any]]
