@@ -57,6 +57,13 @@ def test_every_method_is_a_case():
     assert len(names()[0]) == len(set(names()[0]))
 
 
+def test_budgets_come_after_what_is_usual():
+    order = names(2)[0]
+    budgets = [i for i, name in enumerate(order) if " sms=4" in name]
+    assert len(budgets) == 12 and order.index("Queue bfloat16") < budgets[0]
+    assert budgets[-1] < order.index("AllGather lamport float32")
+
+
 # ---- planted faults
 
 
