@@ -307,7 +307,7 @@ class Check:
                 self.say("\n    ".join([f"WRONG: {Watch.step}", *wrong.findings]))
                 break
             answer["sizes"].append(subject.name)
-            answer["ways"] = list(ways)
+            answer["ways"] += [way for way in ways if way not in answer["ways"]]
         made.free()
         answer["calls"] = trials.call - begin
         if answer["answer"] == "right" and not answer["sizes"]:

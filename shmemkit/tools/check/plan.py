@@ -19,6 +19,7 @@ from shmemkit.support.dtypes import REDUCIBLE, numpy_dtype
 
 from . import layers
 from .collectives import DESCRIPTIONS, ODD, InPlace, Mixed, Moved, Unaligned, sizes_of
+from .subjects import Subject
 
 partial: Any = functools.partial  # names of methods are strings here, not literals
 FIRST = "float32", "bfloat16"  # of each method
@@ -140,7 +141,9 @@ def _collective(name, what, method, dtype, choices, taken, symmetric=False, op="
         largest = max(sizes) * itemsize * parts * (2 if what.reduces and "float8" in dtype else 1)
         made = what.make(world, largest, method, root, op, sms)
         output = made.output if symmetric else None
-        subjects = [Moved(world, arrays, what, size, dtype, root, op, made, output) for size in sizes]
+        subjects: list[Subject] = [
+            Moved(world, arrays, what, size, dtype, root, op, made, output) for size in sizes
+        ]
         if not thin:  # other arrays for kernels that are compiled by now
             others = [Unaligned] if what.gathers and what.scatters else [Unaligned, InPlace]
             subjects += [kind(world, arrays, what, sizes[1], dtype, root, op, made) for kind in others]
@@ -302,7 +305,7 @@ def of_attention(world):
         for dtype in (*halves(world), "float32"):
             make = partial(kind, world, batches[-1], heads, dim, dtype, form)
             yield case(world, "AttentionCombine", form, dtype, layers.Attention, make, sizes, form=form)
-        of_dtypes = [(dtype, None) for dtype in halves(world)]
+        of_dtypes: list[tuple[str, int | None]] = [(dtype, None) for dtype in halves(world)]
         if form == "all_gather" and not is_emulated(world):
             of_dtypes.append(("bfloat16", _budget(world)))
         for dtype, sms in of_dtypes:

@@ -114,7 +114,8 @@ class Subject:
     dtypes: tuple[str, ...]
     out_dtypes: tuple[str, ...]
     tolerance: tuple[float, ...] = ()  # default: exact
-    calls, ways = 6, None
+    calls = 6
+    ways: tuple[str, ...] | None = None
     private, slow, first = True, False, 0
     given: Callable[[int, int], list[Any]]
     result: Callable[[list[Any]], list[Any]]

@@ -48,7 +48,8 @@ class Trials:
         """In all ways. -> their names. `thin`, on the emulator, which takes its time: in those that show the
         most."""
         few = self.emulated and (thin or subject.slow)
-        ways = subject.ways or (("back to back",) if few else tuple(WAYS))
+        ways = ("back to back",) if few else tuple(WAYS)
+        ways = ways if subject.ways is None else subject.ways
         for way in ways:
             self.step(f"{subject.name}, {way}")
             WAYS[way](self, subject)
