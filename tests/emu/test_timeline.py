@@ -14,6 +14,7 @@ from fast import slow
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
+from timeline_files import check_timeline
 
 import shmemkit as sk
 from shmemkit.device import (
@@ -94,7 +95,7 @@ def recorded(n, main, tmp_path, **options):
         spmd(n, main, timeline=path, **options)
     finally:
         data = trace_file.load(path)
-        trace_file.check(data)
+        check_timeline(data)
     return data
 
 
@@ -104,7 +105,7 @@ def recorded(n, main, tmp_path, **options):
 @pytest.mark.parametrize("n", [1, 2, *slow(5, 16)])
 def test_a_ring(n):
     for data in sk.emu.run(run_ring(), n):
-        trace_file.check(data)
+        check_timeline(data)
         for r in range(n):
             ours = [e for e in events(data, "X") if e["pid"] == r]
             assert sum(e["cat"] == "phase" and e["name"] == "round" for e in ours) == 6
@@ -295,7 +296,7 @@ def test_a_full_timeline_counts_the_rest():
             return timeline.data, str(timeline)
 
     data, text = sk.emu.run(main, 2)[0]
-    trace_file.check(data)
+    check_timeline(data)
     assert all(sum(e["pid"] == r and e["ph"] in "Xi" for e in data["traceEvents"]) == 5 for r in (0, 1))
     n = data["otherData"]["dropped"]["0"]
     assert n > 300 and f"rank 0: {n} records had no room" in text
@@ -335,7 +336,7 @@ def test_a_kernel_that_runs_already():
             return timeline.data
 
     data = sk.emu.run(main, 2)[0]
-    trace_file.check(data)
+    check_timeline(data)
     assert {"waits", "sets"} <= {e["name"] for e in events(data, "X", "kernel")}
 
 
@@ -362,7 +363,7 @@ def test_a_phase_that_began_before(tmp_path):
             return timeline.data
 
     data = sk.emu.run(main, 1)[0]
-    trace_file.check(data)
+    check_timeline(data)
     (waited,) = events(data, "X", "wait")
     (stored,) = [e for e in events(data, "X") if e["name"] == "notify"]
     assert waited["ts"] + waited["dur"] > stored["ts"] + stored["dur"]
@@ -390,7 +391,7 @@ def test_a_message_that_was_sent_before(delivery):
             return timeline.data
 
     data = sk.emu.run(main, 1, delivery=delivery)[0]
-    trace_file.check(data)
+    check_timeline(data)
     assert not arrows(data)
 
 
@@ -449,7 +450,7 @@ def test_an_interrupt_writes_what_there_is(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         spmd(2, main, timeline=tmp_path / "run.json")
-    trace_file.check(trace_file.load(tmp_path / "run.json"))
+    check_timeline(trace_file.load(tmp_path / "run.json"))
 
 
 def test_a_deadlock_writes_what_there_is(tmp_path):
@@ -461,7 +462,7 @@ def test_a_deadlock_writes_what_there_is(tmp_path):
     with pytest.raises(sk.emu.DeadlockError, match=re.escape(f"the timeline: {path} (open it")):
         spmd(2, lambda world: stuck[1, 1, world.stream](sk.signals(1)) or world.synchronize(), timeline=path)
     data = trace_file.load(path)
-    trace_file.check(data)
+    check_timeline(data)
     waits = events(data, "X", "wait")
     assert len(waits) == 2 and all(e["args"]["never ended"] for e in waits)
 
@@ -482,7 +483,7 @@ def test_a_race_is_marked(tmp_path):
     with pytest.raises(sk.emu.RaceError, match=re.escape(str(path))) as caught:
         spmd(2, main, races=True, timeline=path)
     data = trace_file.load(path)
-    trace_file.check(data)
+    check_timeline(data)
     marks = events(data, "i", "race")
     race = caught.value.races[0]
     accesses = {(a.rank, f"{a.what} {race.element}") for a in (race.first, race.second)}
@@ -519,7 +520,7 @@ def test_a_script_of_nvshmem4py(tmp_path, capsys):
     path, script = tmp_path / "a.json", Path(__file__).parents[1] / "scripts" / "ring.py"
     assert emulate(["-n", "3", "--timeline", str(path), str(script)]) == 0, capsys.readouterr()
     data = trace_file.load(path)
-    trace_file.check(data)
+    check_timeline(data)
     assert ("put_signal_nbi", "signal_wait") in {(s["name"], f["name"]) for s, f in arrows(data)}
 
 
@@ -586,7 +587,7 @@ def test_long_timelines_are_valid():
     rng = np.random.default_rng(0)
     times = np.cumsum(rng.integers(1, 9, 3000) * 32) + int(6e11)
     those = [Span(Track(0, 0), "wait", "w", *map(int, pair)) for pair in pairwise(times)]
-    trace_file.check(trace_file.trace(those, unit="ns"))
+    check_timeline(trace_file.trace(those, unit="ns"))
 
 
 @given(st.lists(spans, min_size=1, max_size=20), st.data())
@@ -599,13 +600,13 @@ def test_files_are_valid_whatever_overlaps(those, data):
     arrows_ = [Arrow("a", s, first, f, last) for (s, f), (first, last) in zip(found, ends, strict=True)]
     for unit in trace_file.UNITS:
         file = json.loads(json.dumps(trace_file.trace(those, marks, arrows_, unit)))
-        trace_file.check(file)
+        check_timeline(file)
         kept = sorted((e["name"], round(e["dur"], 6)) for e in events(file, "X"))
         scale = trace_file.UNITS[unit]
         assert kept == sorted((s.name, round((s.end - s.begin) * scale, 6)) for s in those)
         trace_file.summary(file)
         part = trace_file.between(file, 10.5 * scale, 30.5 * scale)  # no end is there, however it is rounded
-        trace_file.check(part)
+        check_timeline(part)
         inside = [(e["ts"] / scale, (e["ts"] + e["dur"]) / scale) for e in events(part, "X")]
         assert all(10.49 <= begin <= end <= 30.51 for begin, end in inside)
         assert len(inside) == sum(s.begin < 30.5 and s.end > 10.5 for s in those)
@@ -626,10 +627,10 @@ def test_what_is_not_valid(spoil, message):
     outer = Span(Track(0, 1), "kernel", "k", 0, 10)
     inner = Span(Track(0, 1), "phase", "p", 2, 5)
     data = trace_file.trace([outer, inner], [], [Arrow("a", outer, 1, inner, 3)])
-    trace_file.check(data)
+    check_timeline(data)
     spoil(data["traceEvents"])
     with pytest.raises(ValueError, match=message):
-        trace_file.check(data)
+        check_timeline(data)
 
 
 def test_files_of_several_processes():
@@ -639,10 +640,10 @@ def test_files_of_several_processes():
         arrows_ = [Arrow("a", a, 3, b, 4) for a, b in pairwise(spans)]
         parts.append(trace_file.trace(spans, [], arrows_, dropped={str(r): r}))
     whole = trace_file.merged([parts[0], None, *parts[1:]])
-    trace_file.check(whole)
+    check_timeline(whole)
     assert len(events(whole, "s")) == 6 and len(events(whole, "X")) == 9
     assert whole["otherData"]["dropped"] == {"0": 0, "1": 1, "2": 2}
-    trace_file.check(trace_file.merged([]))
+    check_timeline(trace_file.merged([]))
 
 
 def test_numbers_of_the_summary():

@@ -7,6 +7,7 @@ from emulated import emulate
 from fast import slow
 from numba.cuda import types
 from ptx import HOPPER, compile_ptx, resources
+from timeline_files import check_timeline
 
 from shmemkit.support import trace_file
 
@@ -20,7 +21,7 @@ def test_it_runs(tmp_path, capsys, n, slots):
     assert emulate(["-n", str(n), "--races", "--delivery", "unordered", str(PROGRAM), *options]) == 0
     assert capsys.readouterr().out.splitlines() == [f"rank {r}: the sums are right" for r in range(n)]
     data = trace_file.load(path)
-    trace_file.check(data)
+    check_timeline(data)
     totals = {(t.rank, t.name): t for t in trace_file.totals(data)}
     for r in range(n):
         assert totals[r, "send"].count == 12 and totals[r, "add"].count == 12  # 6 chunks, 2 warps

@@ -5,6 +5,7 @@ import os
 import gpu
 import pytest
 from numba import cuda
+from timeline_files import check_timeline
 
 import shmemkit as sk
 from shmemkit.device import begin_phase, end_phase, mark, notify, num_ranks, rank, wait
@@ -36,7 +37,7 @@ def test_a_ring(world, tmp_path):
         sk.bind(ring, 4, 64, (flags, ROUNDS), co_resident=True)()
     world.free(flags)
     data = timeline.data
-    trace_file.check(data)
+    check_timeline(data)
     totals = {(t.rank, t.name): t for t in trace_file.totals(data)}
     for r in range(world.n_ranks):
         assert totals[r, "round"].count == 4 * 2 * ROUNDS  # two warps
@@ -57,7 +58,7 @@ def test_what_finds_no_room_is_counted(world):
     with sk.Timeline(world, records=10) as timeline:
         sk.bind(ring, 4, 64, (flags, ROUNDS), co_resident=True)()
     world.free(flags)
-    trace_file.check(timeline.data)
+    check_timeline(timeline.data)
     assert all(n > 100 for n in timeline.data["otherData"]["dropped"].values())
 
 
@@ -69,7 +70,7 @@ def test_collectives_and_products(world):
             total = reduce(x)
     assert (world.asnumpy(total) == world.n_ranks).all()
     reduce.free()
-    trace_file.check(timeline.data)
+    check_timeline(timeline.data)
     assert {"reduce-scatter", "all-gather"} <= {e["name"] for e in timeline.data["traceEvents"]}
     again = sk.AllReduce(world, x.nbytes, "sum", "two_shot_ll128")  # not recorded: it is made outside
     assert (world.asnumpy(again(x)) == world.n_ranks).all()
@@ -94,7 +95,7 @@ def test_copies(world, private):
     gather.free()
     if not private:
         world.free(out)
-    trace_file.check(timeline.data)
+    check_timeline(timeline.data)
     copies = [e for e in timeline.data["traceEvents"] if e.get("cat") == "copy"]
     for r in range(n):
         found = {}
