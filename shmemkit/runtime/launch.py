@@ -135,9 +135,8 @@ def bind(
     if stream is None:
         stream = world.stream if world is not None else None
     launch = _EmulatedLaunch if emulated else _GpuLaunch
-    return launch(
-        kernel, grid, block, args, stream, shared, cluster, cooperative, co_resident, pdl, timeout, group
-    )
+    how = {"cooperative": cooperative, "co_resident": co_resident, "pdl": pdl, "timeout": timeout}
+    return launch(kernel, grid, block, args, stream, shared, cluster, group=group, **how)
 
 
 def _dimensions(value, name, most):
@@ -305,29 +304,15 @@ def _accepts(declared, actual, value):
 class _EmulatedLaunch(Launch):
     """Launches through ``kernel[...]``, which the emulator has taken over."""
 
-    def __init__(
-        self,
-        kernel,
-        grid,
-        block,
-        args,
-        stream,
-        shared,
-        cluster,
-        cooperative,
-        co_resident,
-        pdl,
-        timeout,
-        group,
-    ):
+    def __init__(self, *given, pdl, group, **_):
         # The emulator starts the blocks that fit, and reports a wait for one that has not started:
         # cooperative and co_resident need no check here.
-        super().__init__(kernel, grid, block, args, stream, shared, cluster)
-        type_check.check(kernel, self._args)
+        super().__init__(*given)
+        type_check.check(self.kernel, self._args)
         self._pdl = pdl
-        self._blocks_of_cluster = 1 if cluster is None else cluster[0]
+        self._blocks_of_cluster = 1 if self.cluster is None else self.cluster[0]
         self._group, self._members = group, None if group is None else group.backend.members
-        self._default = self._on(stream)
+        self._default = self._on(self.stream)
 
     def _on(self, stream):
         return self.kernel.configure(
@@ -349,27 +334,13 @@ class _EmulatedLaunch(Launch):
 class _GpuLaunch(Launch):
     """Launches with cuLaunchKernel on a buffer of packed arguments."""
 
-    def __init__(
-        self,
-        kernel,
-        grid,
-        block,
-        args,
-        stream,
-        shared,
-        cluster,
-        cooperative,
-        co_resident,
-        pdl,
-        timeout,
-        group,
-    ):
+    def __init__(self, *given, cooperative, co_resident, pdl, timeout, group):
         from cuda.bindings import driver
 
         _prepare_process()
         self._driver, self._module = driver, sys.modules.get("cupy")
         self._recorded, self._group = modules.recorder is not None, group
-        super().__init__(kernel, grid, block, args, stream, shared, cluster)
+        super().__init__(*given)
         compiled = self._compile(timeout)
         self._types = list(compiled.argument_types)
         self._pack()
@@ -388,7 +359,7 @@ class _GpuLaunch(Launch):
         self._check_block()
         if self._cooperative or co_resident:
             self._check_co_resident("is cooperative" if not co_resident else "waits across blocks")
-        self._bind_call(stream)
+        self._bind_call(self.stream)
 
     # -- compiling and loading
     @uncollected()  # it would take a tenth of the time
