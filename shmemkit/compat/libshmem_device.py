@@ -9,69 +9,29 @@ docstrings have the rest.
 docs/triton_distributed.md has the names side by side.
 """
 
-from shmemkit import device
+from shmemkit import device  # noqa: I001 - it would take a statement for each name that is passed on
 from shmemkit.compiler.ptx import gpu, types
 from shmemkit.device import (
     ComparisonType as ComparisonType,
-)
-from shmemkit.device import (
     SignalOp as SignalOp,
-)
-from shmemkit.device import (
     Teams as Teams,
-)
-from shmemkit.device import (
     argument_checks,
-)
-from shmemkit.device import (
     barrier as barrier,
-)
-from shmemkit.device import (
     barrier_all as barrier_all,
-)
-from shmemkit.device import (
     barrier_all_block as barrier_all_block,
-)
-from shmemkit.device import (
     barrier_all_warp as barrier_all_warp,
-)
-from shmemkit.device import (
     fence as fence,
-)
-from shmemkit.device import (
     my_pe as my_pe,
-)
-from shmemkit.device import (
     n_pes as n_pes,
-)
-from shmemkit.device import (
     p as p,
-)
-from shmemkit.device import (
     quiet as quiet,
-)
-from shmemkit.device import (
     signal_op as signal_op,
-)
-from shmemkit.device import (
     signal_wait_until as signal_wait_until,
-)
-from shmemkit.device import (
     symm_at as symm_at,
-)
-from shmemkit.device import (
     sync_all as sync_all,
-)
-from shmemkit.device import (
     sync_all_block as sync_all_block,
-)
-from shmemkit.device import (
     sync_all_warp as sync_all_warp,
-)
-from shmemkit.device import (
     team_my_pe as team_my_pe,
-)
-from shmemkit.device import (
     team_n_pes as team_n_pes,
 )
 from shmemkit.typing import Array
