@@ -1,36 +1,23 @@
 """All commands of ``shmemkit bench``, in the order of its help, and their options."""
 
 import functools
+import importlib
 
-from . import (
-    ag_gemm,
-    attention_combine,
-    barrier,
-    collectives,
-    compare,
-    expert_layers,
-    expert_parallel,
-    flash_decode,
-    gemm,
-    gemm_reduce,
-    grouped_gemm,
-    launch,
-    loop,
-    options,
-    p2p,
-    rms_norm,
-    tune_all,
-)
+from . import compare, loop, options
 from .results import NCCL
 from .shapes import parse_shapes
 from .sizes import parse_sizes
 
 EMULATED_SIZES = "8K:64K"
-_modules = (
-    *(collectives, tune_all, expert_parallel, gemm, grouped_gemm, ag_gemm, gemm_reduce, rms_norm),
-    *(attention_combine, flash_decode, expert_layers, barrier, p2p, launch),
-)
-COMMANDS = {command.name: command for module in _modules for command in module.COMMANDS}
+MODULES = (
+    "collectives tune_all expert_parallel gemm grouped_gemm ag_gemm gemm_reduce rms_norm attention_combine "
+    "flash_decode expert_layers barrier p2p launch"
+).split()
+COMMANDS = {
+    command.name: command
+    for module in MODULES
+    for command in importlib.import_module(f".{module}", __package__).COMMANDS
+}
 
 
 def add_parser(commands, command, emulated):

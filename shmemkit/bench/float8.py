@@ -23,6 +23,11 @@ def narrowed(xp, x):
     return xp.asarray(table)[x.astype("float16").view("uint16")].view(numpy_dtype(FLOAT8))
 
 
+def numbers(xp, seed, *shapes):
+    """-> random arrays of `shapes`, the same of one seed on all ranks"""
+    return [narrowed(xp, DEVIATION * x) for x in random(xp, seed, "float32", *shapes)]
+
+
 def widened(xp, x):
     table = np.arange(256, dtype="uint8").view(numpy_dtype(FLOAT8)).astype("float32")
     return xp.asarray(table)[x.view("uint8")]
@@ -58,13 +63,10 @@ class Float8Case(GemmCase):
         (m, n, k), xp = self.shape, self.world.xp
         if self.layout != "tn":
             raise ValueError(f"{FLOAT8} needs rows of K")
-        self.x, w = (
-            narrowed(xp, DEVIATION * x) for x in random(xp, self.world.rank, "float32", (m, k), (n, k))
-        )
+        self.x, w = numbers(xp, self.world.rank, (m, k), (n, k))
         self.b = w.T
-        self.of_x, self.of_w = (
-            random_scales(xp, shape, self.ones) for shape in ((m, blocks(k)), (blocks(n), blocks(k)))
-        )
+        self.of_x = random_scales(xp, (m, blocks(k)), self.ones)
+        self.of_w = random_scales(xp, (blocks(n), blocks(k)), self.ones)
         self.options = {"scales": (self.of_x, self.of_w.T)}
 
     def _found(self, out):

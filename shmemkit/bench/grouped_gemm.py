@@ -18,19 +18,8 @@ from shmemkit.gemm import grouped
 from shmemkit.gemm.problem import FLOAT8
 from shmemkit.runtime.symmetric_memory import as_dtype
 
-from . import shapes
+from . import float8, shapes
 from .command import Command, Entry
-from .float8 import (
-    ALLOWED,
-    DEVIATION,
-    Float8Case,
-    ScaledGroupedMm,
-    ScaledMm,
-    blocks,
-    narrowed,
-    random_scales,
-    scaled,
-)
 from .gemm import HALF, TILES, Cublas
 from .measure import Ours
 from .product_cases import BY_SIZE, ERROR, Counted, GemmCase, found, random
@@ -137,23 +126,20 @@ class GroupedFloat8Case(GroupedCase):
     def make(self):
         xp, (experts, _, n, k, _) = self.world.xp, self.shape
         self.make_counts()
-        self.x, _ = (narrowed(xp, DEVIATION * x) for x in random(xp, 0, "float32", (self.rows, k), (1, k)))
+        (self.x,) = float8.numbers(xp, 0, (self.rows, k))
         self.w = xp.empty((experts, n, k), "uint8").view(as_dtype(FLOAT8))
         for i in range(experts):
-            (w,) = random(xp, i + 1, "float32", (n, k))
-            self.w.view("uint8")[i] = narrowed(xp, DEVIATION * w).view("uint8")
-        self.of_x = random_scales(xp, (self.rows, blocks(k)), self.ones)
-        self.of_w = random_scales(xp, (experts, blocks(n), blocks(k)), self.ones)
+            (w,) = float8.numbers(xp, i + 1, (n, k))
+            self.w.view("uint8")[i] = w.view("uint8")
+        self.of_x = float8.random_scales(xp, (self.rows, float8.blocks(k)), self.ones)
+        self.of_w = float8.random_scales(xp, (experts, float8.blocks(n), float8.blocks(k)), self.ones)
         self.options = {"scales": (self.of_x, self.of_w)}
-        self.allowed = 1 if self.ones else ALLOWED
+        self.allowed = 1 if self.ones else float8.ALLOWED
 
     def reference(self, rows, expert):
         """In float32, of these rows of an expert."""
-        xp = self.world.xp
-        return (
-            scaled(xp, self.x.view("uint8")[rows], self.of_x[rows])
-            @ scaled(xp, self.w[expert], self.of_w[expert]).T
-        )
+        x = float8.scaled(self.world.xp, self.x.view("uint8")[rows], self.of_x[rows])
+        return x @ float8.scaled(self.world.xp, self.w[expert], self.of_w[expert]).T
 
 
 class Loop(TorchCall):
@@ -185,11 +171,11 @@ class TorchGrouped(TorchCall):
 
 def plan(world, options):
     """Each rank computes on its GPU, and the slowest counts."""
-    float8, dtype = options.dtype == FLOAT8, as_dtype(options.dtype)
-    if float8:
+    narrow, dtype = options.dtype == FLOAT8, as_dtype(options.dtype)
+    if narrow:
         entries = [Entry(Ours(world), name=f"auto, {HALF}", case=HALF)]
-        peers = {"cublas": Entry(ScaledMm(world, CUBLAS, True), case="dense")}
-        peers["torch"] = Entry(ScaledGroupedMm(world), case="ones")
+        peers = {"cublas": Entry(float8.ScaledMm(world, CUBLAS, True), case="dense")}
+        peers["torch"] = Entry(float8.ScaledGroupedMm(world), case="ones")
     else:
         entries, peers = [], {"cublas": Entry(Cublas(world), case="dense")}
         peers |= {"loop": Entry(Loop(world)), "torch": Entry(TorchGrouped(world))}
@@ -200,10 +186,10 @@ def plan(world, options):
 
     def cases(shape):
         dense = sum(shape.counts), shape.n, shape.k
-        if float8:
+        if narrow:
             return {
                 HALF: GroupedCase(world, shape, as_dtype(HALF)),
-                "dense": Float8Case(world, dense, "tn", ones=True),
+                "dense": float8.Float8Case(world, dense, "tn", ones=True),
                 "ones": GroupedFloat8Case(world, shape, ones=True),
                 None: GroupedFloat8Case(world, shape),
             }

@@ -27,37 +27,6 @@ from numba.cuda.np.arrayobj import populate_array
 from numba.cuda.nvvmutils import targetconfig
 from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_template
 
-__all__ = [
-    "GPU",
-    "TABLES",
-    "TypingError",
-    "any_bits",
-    "asm",
-    "bitcast",
-    "bits_of",
-    "constant_words",
-    "data_address",
-    "data_pointer",
-    "element_address",
-    "extend_half",
-    "float_zeros",
-    "from_bits",
-    "gpu",
-    "gpu_function",
-    "gpu_moved",
-    "gpu_part",
-    "gpu_parts",
-    "itemsize",
-    "load_bytes",
-    "pointer_address",
-    "round_to_half",
-    "shared_address",
-    "store_bytes",
-    "types",
-    "unsigned_view",
-    "void_pointer",
-]
-
 GPU = {}
 """primitive -> its typing function; a test finds here what was forgotten."""
 TABLES = {}

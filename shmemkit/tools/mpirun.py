@@ -107,31 +107,20 @@ def parse(arguments):
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add = parser.add_argument
+    hostfile = (
+        "hosts to run on, in the format of the MPI in use: one name per line suits all; 8 ranks on one "
+    )
+    hostfile += 'are "name slots=8" for Open MPI, "name:8" for MPICH'
+    host = 'hosts to run on, separated by commas; "name:8" is 8 ranks on that host (not for srun)'
+    arg = "one more argument for mpirun or srun; may be repeated"
     with_value = [
-        parser.add_argument(
-            "-n", "-np", "--np", dest="n", type=_positive, default=1, metavar="N", help="ranks (1)"
-        ),
-        parser.add_argument(
-            "--hostfile",
-            metavar="FILE",
-            help="hosts to run on, in the format of the MPI in use: one name per line suits all; 8 ranks on "
-            'one are "name slots=8" for Open MPI, "name:8" for MPICH',
-        ),
-        parser.add_argument(
-            "-H",
-            "--host",
-            metavar="LIST",
-            help='hosts to run on, separated by commas; "name:8" is 8 ranks on that host (not for srun)',
-        ),
-        parser.add_argument(
-            "--mpi-arg",
-            action="append",
-            default=[],
-            metavar="ARG",
-            help="one more argument for mpirun or srun; may be repeated",
-        ),
+        add("-n", "-np", "--np", dest="n", type=_positive, default=1, metavar="N", help="ranks (1)"),
+        add("--hostfile", metavar="FILE", help=hostfile),
+        add("-H", "--host", metavar="LIST", help=host),
+        add("--mpi-arg", action="append", default=[], metavar="ARG", help=arg),
     ]
-    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    add("--dry-run", action="store_true", help="print the command and stop")
 
     # argparse would look for options in the program's arguments, and takes no value that begins with "-".
     with_value = {name for option in with_value for name in option.option_strings}
