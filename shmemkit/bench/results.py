@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
@@ -15,6 +14,7 @@ from collections import Counter
 from typing import Any
 
 from shmemkit.collectives.tuning import EMULATOR
+from shmemkit.support.installed import driver_release, versions
 
 from . import libraries
 
@@ -327,30 +327,14 @@ def _machine(world):
     return {
         "gpu": next(iter(gpus)),
         "gpus": gpus,
-        "driver": _driver(),
+        "driver": driver_release(),
         "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
         **about,
     }
 
 
-def _driver():
-    """The version of NVIDIA's kernel driver, or None where /proc does not say."""
-    try:
-        with open("/proc/driver/nvidia/version") as file:
-            match = re.search(r"\b(\d{3,}(?:\.\d+)+)\b", file.read())
-    except OSError:
-        return None
-    return match and match[1]
-
-
 def _versions():
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    found |= libraries.loaded()
+    found = versions(PACKAGES) | libraries.loaded()
     if torch := sys.modules.get("torch"):
         with contextlib.suppress(AttributeError):  # a PyTorch without CUDA
             found["NCCL that PyTorch was built with"] = ".".join(map(str, torch.cuda.nccl.version()))

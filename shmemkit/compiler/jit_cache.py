@@ -25,7 +25,6 @@ import contextlib
 import fcntl
 import functools
 import hashlib
-import importlib.metadata
 import os
 import re
 import stat
@@ -35,6 +34,7 @@ import time
 import warnings
 from pathlib import Path
 
+from shmemkit.support import installed
 from shmemkit.support.progress import showing
 from shmemkit.support.settings import switch
 
@@ -262,11 +262,7 @@ PACKAGES += [f"nvidia-{name}{suffix}" for name in CUDA_PACKAGES for suffix in ("
 @functools.cache
 def versions():
     """The installed ones of PACKAGES: [(name, version)]."""
-    found = []
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append((name, importlib.metadata.version(name)))
-    return found
+    return list(installed.versions(PACKAGES).items())
 
 
 def shim_library():

@@ -26,7 +26,6 @@ import contextlib
 import enum
 import functools
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -49,6 +48,7 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.dispatcher import CUDADispatcher, _Kernel
 from numba.cuda.extending import _Intrinsic
 
+from shmemkit.support import installed
 from shmemkit.support.settings import switch
 
 from . import IMPORTED, PACKAGE, jit_cache, stamps
@@ -88,10 +88,7 @@ def changed():
 
 @functools.cache
 def versions():
-    found = []
-    for name in VERSIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append((name, importlib.metadata.version(name)))
+    found = list(installed.versions(VERSIONS).items())
     files = sorted((os.path.relpath(path, NUMBA_CUDA), *of[:2]) for path, of in stamps(NUMBA_CUDA).items())
     return sys.implementation.name, platform.python_version(), found, files, toolchain(), jit_cache.versions()
 

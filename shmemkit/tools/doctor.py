@@ -7,7 +7,6 @@ a child process with a time limit.
 
 import ctypes
 import glob
-import importlib.metadata
 import os
 import platform
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 from shmemkit import __version__
 from shmemkit.backends import multicast as _multicast
+from shmemkit.support import installed
 from shmemkit.support.agreement import counted
 
 from . import mpirun
@@ -49,24 +49,16 @@ class Machine:
 
     def version(self, package):
         """-> (distribution, version) of the first variant installed, or (package, None)."""
-        for name in VARIANTS.get(package, [package]):
-            try:
-                return name, importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                pass
-        return package, None
+        found = installed.versions(VARIANTS.get(package, [package]))
+        return next(iter(found.items()), (package, None))
 
     def driver(self):
         """-> the Driver; OSError where there is none."""
         return Driver()
 
     def driver_release(self):
-        try:
-            text = open("/proc/driver/nvidia/version").readline()
-        except OSError:
-            return ""
-        found = re.search(r"\s(\d{3,}\.[\d.]+)", text)
-        return f", release {found[1]}" if found else ""
+        found = installed.driver_release()
+        return f", release {found}" if found else ""
 
     def nvshmem_libraries(self):
         folders = [os.path.join(path, "nvidia", "nvshmem") for path in sys.path] + [

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import pkgutil
 import re
 import shlex
@@ -27,9 +26,10 @@ from typing import Any
 import shmemkit
 from shmemkit.bench.results import Results
 from shmemkit.runtime.launch import _EmulatedLaunch, _GpuLaunch
+from shmemkit.support.installed import versions
 
 PACKAGE = Path(shmemkit.__file__).parent
-COMPILERS = "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc"
+COMPILERS = [f"nvidia-{name}{end}" for name in ("nvvm", "nvjitlink", "cuda-nvcc") for end in ("", "-cu12")]
 
 
 @functools.cache
@@ -100,9 +100,7 @@ class Launches(contextlib.AbstractContextManager):
 def about(world) -> dict[str, Any]:
     """Where and what this program runs. Collective."""
     found = Results(world, []).as_dict()
-    for name in (f"{name}{end}" for name in COMPILERS for end in ("", "-cu12")):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found["versions"][name] = importlib.metadata.version(name)
+    found["versions"] |= versions(COMPILERS)
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     arguments = [re.sub(r"(^|=)/.*/", r"\1", argument) for argument in sys.argv[1:]]  # without folders

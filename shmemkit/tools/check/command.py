@@ -29,6 +29,7 @@ from shmemkit.support.agreement import counted
 from shmemkit.support.command_line import messages_only, say
 from shmemkit.support.gpus import n_gpus
 from shmemkit.support.host_program import host_program
+from shmemkit.support.installed import driver_release, versions
 from shmemkit.support.progress import showing
 
 from .. import ledger, machine_code, mpirun
@@ -38,6 +39,7 @@ from .soak import soak
 from .subjects import Arrays
 from .trials import Trials, Wrong
 
+PACKAGES = ["numba", "numba-cuda", "llvmlite", "numpy", "ml-dtypes", "mpi4py", *jit_cache.PACKAGES]
 HELP = "check that every operation is right on this machine, with its GPUs and this Python"
 RIGHT, WRONG, USAGE, INCOMPLETE = 0, 1, 2, 3
 EMULATED_RANKS = 4
@@ -403,7 +405,7 @@ class Check:
                 **records.identity(self.gpu),
                 "platform": platform.platform(),
                 "driver": _driver(),
-                "packages": _packages(),
+                "packages": versions(PACKAGES),
             },
             "ledger": self.ledger,
             "cases": self.results,
@@ -422,27 +424,12 @@ def _why_not(reason):
 
 
 def _driver():
-    from ..doctor import Driver, Machine
+    from ..doctor import Driver
 
     try:
-        return {"cuda": ".".join(map(str, Driver().version())), "release": Machine().driver_release()[10:]}
+        return {"cuda": ".".join(map(str, Driver().version())), "release": driver_release() or ""}
     except OSError:
         return None
-
-
-def _packages():
-    import importlib.metadata
-
-    names = dict.fromkeys(
-        ("numba", "numba-cuda", "llvmlite", "numpy", "ml-dtypes", "mpi4py", *jit_cache.PACKAGES)
-    )
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return found
 
 
 def _time(seconds):

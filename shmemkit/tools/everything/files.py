@@ -14,7 +14,6 @@ All rows of a case are of one run. A new run of the case replaces them.
 import contextlib
 import datetime
 import functools
-import importlib.metadata
 import json
 import os
 import re
@@ -24,6 +23,7 @@ import time
 from pathlib import Path
 
 from shmemkit.bench.results import NCCL_WAYS, Results, case_of
+from shmemkit.support.installed import versions
 
 from .. import ledger
 from .plan import ALL
@@ -246,10 +246,7 @@ def commit():
 @functools.cache
 def toolchain():
     """-> {name: version} of the compilers, as installed, and as the CUDA toolkit says."""
-    found = {}
-    for name in (f"{name}{end}" for name in ledger.COMPILERS for end in ("", "-cu12")):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+    found = versions(ledger.COMPILERS)
     for name in ("nvvm", "nvjitlink"):
         with contextlib.suppress(Exception):  # only a remark
             module = __import__(f"cuda.bindings.{name}", fromlist=["version"])
