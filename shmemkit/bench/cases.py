@@ -1,6 +1,7 @@
 """What the bench measures: data, and whether a result is right. Here is what all cases have, and those of the
 collectives, with NCCL's and PyTorch's calls."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import shmemkit as sk
 from shmemkit.runtime.world import World
 
+from .collective_results import DESCRIPTIONS
 from .nccl import SINCE_2_28, SUM, TYPES, UINT8
 from .refusal import agreed
 from .sizes import size_text
@@ -110,33 +112,73 @@ class Checked:
 
 class Case(Checked):
     """Random data of one size, once ``make`` has made them: `x`, this rank's, 1-D, and what all ranks' make
-    together, `expected`, as bytes.
+    together, `total`, with its bytes, `expected`. Sums are of small integers, which every dtype holds
+    exactly, in whatever order they are added. A root is rank 0.
 
     `n_bytes` are rounded down to `unit` bytes per rank (or up to one element): `bytes` of the full array.
 
     A subclass has
 
-    op, about, size             of the command: its name, what else it is, what its bytes are of
-    passes                      how often (n - 1) / n of the bytes go over each link
-    of_rank                     whether a result is a rank's segment
-    call, each, root            NCCL's call: its name, whether it counts a rank's elements, and the root
-    make(), flip(), torch()
+    op, about, size  of the command: its name, what else it is, what its bytes are of
+    passes           how often (n - 1) / n of the bytes go over each link
+    call             NCCL's call; `since_2_28`: older NCCLs do not have it
+    torch()
     """
 
-    about, size, passes, of_rank, each = "", "", 1, False, True
-    root: tuple[int, ...] = ()
+    LEAST, MOST = 3, 8
+    about, size, passes, signs, since_2_28 = "", "", 1, ("x", "total"), False
     call: str
+    total: Any
     expected: Any
 
     def __init__(self, world, n_bytes, dtype, unit=16):
-        self.world, self.dtype, self.n_bytes = world, dtype, n_bytes
+        self.world, self.dtype, self.n_bytes, self.what = world, dtype, n_bytes, DESCRIPTIONS[named(self.op)]
         self.segment = max(n_bytes // world.n_ranks // unit * unit, dtype.itemsize)
         self.bytes = self.segment * world.n_ranks
         self.host, self.made_of = named(self.op), (world, self.bytes)
-        self.result = ((self.segment if self.of_rank else self.bytes) // dtype.itemsize,)
+        of_rank = self.what.scatters and not self.what.gathers
+        self.result = ((self.segment if of_rank else self.bytes) // dtype.itemsize,)
 
     def random(self, rank):
         return np.random.default_rng([rank, self.n_bytes])
+
+    def part(self, rank):
+        """What a rank gives, uint8, before it is repeated: bytes, or numbers to add up."""
+        unit, _ = self.kind()
+        if self.what.reduces:
+            return self.random(rank).integers(self.LEAST, self.MOST, min(self.bytes // unit, PERIOD), "uint8")
+        return np.frombuffer(self.random(rank).bytes(min(self.bytes, PERIOD)), "uint8")
+
+    def whole(self, part):
+        what, (unit, _) = self.what, self.kind()
+        n_bytes = self.segment if what.gathers and not what.scatters else self.bytes
+        part = np.resize(part.astype(self.dtype) if what.reduces else part, n_bytes // unit)
+        return part.reshape(self.world.n_ranks, -1) if what.scatters else part
+
+    def make(self):
+        what, me, xp = self.what, self.world.rank, self.world.xp
+        parts = [self.part(rank) for rank in range(1 if what.root == "gives" else self.world.n_ranks)]
+        x, parts = self.whole(self.part(me)), [functools.reduce(np.add, parts)] if what.reduces else parts
+        total = self._of_root(what.result(np, [self.whole(part) for part in parts], me, 0))
+        if what.root == "gives" and what.scatters and me != 0:
+            x = x[:0]
+        # NumPy's would be read-only otherwise
+        self.x, self.total = (xp.array(array.reshape(-1).view(self.dtype)) for array in (x, total))
+        self.expected = self.total.view("uint8")
+
+    def _of_root(self, array):
+        """What others get of a collective to a root is empty."""
+        return array[:0] if self.what.root == "gets" and self.world.rank else array
+
+    def output(self, empty=None):
+        return self._of_root(super().output(empty))
+
+    def flip(self):
+        if self.what.reduces:
+            super().flip()
+            return
+        for array in (self.x.view("uint8"), self.expected):
+            self.world.xp.invert(array, out=array)
 
     @property
     def arguments(self):
@@ -155,12 +197,20 @@ class Case(Checked):
 
     def kind(self):
         """-> bytes of what NCCL counts, and the arguments behind the count"""
-        return 1, (UINT8,)
+        return (self.dtype.itemsize, (TYPES[self.dtype.name], SUM)) if self.what.reduces else (1, (UINT8,))
 
     def nccl(self, comm, x, out):
         """NCCL's call, on addresses; comm: ``nccl.Communicator``."""
+        if self.since_2_28 and comm.library.code < SINCE_2_28:  # each segment is sent and received
+            sides = (x, self.x.nbytes), (out, self.expected.nbytes)  # one goes to the root, or comes
+            comm.exchange(*map(self._segments, *zip(*sides, strict=True)))
+            return
         unit, kind = self.kind()
-        comm(self.call, x, out, (self.segment if self.each else self.bytes) // unit, *kind, *self.root)
+        size = self.segment if self.what.gathers or self.what.scatters else self.bytes
+        comm(self.call, x, out, size // unit, *kind, *((0,) if self.what.root else ()))
+
+    def _segments(self, address, n_bytes):
+        return [(address + i, self.segment, i // self.segment) for i in range(0, n_bytes, self.segment)]
 
     def spoil(self, out):
         """Make every byte of `out` wrong, on every rank, before any of them goes on. Collective."""
@@ -179,152 +229,55 @@ class Case(Checked):
         )
 
 
-class _ToRoot(Case):
-    """To rank 0; what the others get is empty."""
-
-    root = (0,)
-
-    def output(self, empty=None):
-        return self._of_root(super().output(empty))
-
-    def _of_root(self, array):
-        return array if self.world.rank == 0 else array[:0]
-
-
-class _Bytes(Case):
-    """Any bytes."""
-
-    def flip(self):
-        for array in (self.x.view("uint8"), self.expected):
-            self.world.xp.invert(array, out=array)
-
-    def bytes_of(self, rank, n):
-        return np.resize(np.frombuffer(self.random(rank).bytes(min(n, PERIOD)), "uint8"), n)
-
-    def _put(self, x, expected):
-        xp = self.world.xp
-        self.x = xp.array(x.view(self.dtype))  # NumPy's would be read-only otherwise
-        self.expected = xp.asarray(expected)
-
-
-class _Exchanged(_Bytes):
-    """Older NCCLs have no such call: each segment is sent and received."""
-
-    def nccl(self, comm, x, out):
-        if comm.library.code >= SINCE_2_28:
-            super().nccl(comm, x, out)
-            return
-        sides = (x, self.x.nbytes), (out, self.expected.nbytes)  # one segment goes to the root, or comes
-
-        def parts(address, n):
-            return [(address + i, self.segment, i // self.segment) for i in range(0, n, self.segment)]
-
-        comm.exchange(*(parts(*side) for side in sides))
-
-
-class AllGatherCase(_Bytes):
+class AllGatherCase(Case):
     op, size, call = "all_gather", "gathered", "AllGather"
-
-    def make(self):
-        ranks = range(self.world.n_ranks)
-        parts = [self.bytes_of(r, self.segment) for r in ranks]
-        self._put(parts[self.world.rank], np.concatenate(parts))
 
     def torch(self, distributed, x, out):
         distributed.all_gather_into_tensor(out, x)
 
 
-class AllToAllCase(_Exchanged):
-    op, size, call = "all_to_all", "the full array", "AlltoAll"
-
-    def make(self):
-        me, n = self.world.rank, self.world.n_ranks
-        arrays = [self.bytes_of(r, self.bytes).reshape(n, -1) for r in range(n)]
-        self._put(arrays[me].reshape(-1), np.concatenate([array[me] for array in arrays]))
+class AllToAllCase(Case):
+    op, size, call, since_2_28 = "all_to_all", "the full array", "AlltoAll", True
 
     def torch(self, distributed, x, out):
         distributed.all_to_all_single(out, x)
 
 
-class BroadcastCase(_Bytes):
-    op, about, call, each, root = "broadcast", "from rank 0", "Broadcast", False, (0,)
+class BroadcastCase(Case):
+    op, about, call = "broadcast", "from rank 0", "Broadcast"
 
     @property
     def passes(self):
         """All bytes come to each rank."""
         return self.world.n_ranks / max(1, self.world.n_ranks - 1)
 
-    def make(self):
-        x, sent = (self.bytes_of(r, self.bytes) for r in (self.world.rank, 0))
-        self._put(x, sent.copy())
 
-
-class GatherCase(_ToRoot, _Exchanged, AllGatherCase):
-    op, about, call = "gather", "to rank 0", "Gather"
-
-    def make(self):
-        super().make()
-        self.expected = self._of_root(self.expected)
+class GatherCase(Case):
+    op, about, size, call, since_2_28 = "gather", "to rank 0", "gathered", "Gather", True
 
     def torch(self, distributed, x, out):
         parts = list(out.chunk(self.world.n_ranks)) if self.world.rank == 0 else None
         distributed.gather(x, parts, dst=0)
 
 
-class ScatterCase(_Exchanged):
-    op, about, size, call, of_rank, root = "scatter", "from rank 0", "scattered", "Scatter", True, (0,)
-
-    def make(self):
-        whole = self.bytes_of(0, self.bytes)
-        mine = whole.reshape(self.world.n_ranks, -1)[self.world.rank].copy()
-        self._put(whole if self.world.rank == 0 else whole[:0], mine)
+class ScatterCase(Case):
+    op, about, size, call, since_2_28 = "scatter", "from rank 0", "scattered", "Scatter", True
 
     def torch(self, distributed, x, out):
         parts = list(x.chunk(self.world.n_ranks)) if self.world.rank == 0 else None
         distributed.scatter(out, parts, src=0)
 
 
-class _Sums(Case):
-    """Sums of small integers, which every dtype holds exactly, in whatever order they are added."""
-
-    LEAST, MOST = 3, 8
-    about, each, signs = "sums", False, ("x", "total")
-
-    def kind(self):
-        return self.dtype.itemsize, (TYPES[self.dtype.name], SUM)
-
-    def make(self):
-        world, n = self.world, self.bytes // self.dtype.itemsize
-        made = min(n, PERIOD)
-        total = np.zeros(made, "uint8")
-        for rank in range(world.n_ranks):
-            part = self.random(rank).integers(self.LEAST, self.MOST, made, "uint8")
-            total += part
-            if rank == world.rank:
-                self.x = world.xp.asarray(np.resize(part.astype(self.dtype), n))
-        self.total = world.xp.asarray(self._mine(np.resize(total.astype(self.dtype), n)))
-        self.expected = self.total.view("uint8")
-
-    def _mine(self, total):
-        return total
-
-
-class ReduceCase(_ToRoot, _Sums):
+class ReduceCase(Case):
     op, about, call = "reduce", "sums, to rank 0", "Reduce"
 
-    def _mine(self, total):
-        return self._of_root(total)
+
+class AllReduceCase(Case):
+    op, about, passes, call = "all_reduce", "sums", 2, "AllReduce"
 
 
-class AllReduceCase(_Sums):
-    op, passes, call = "all_reduce", 2, "AllReduce"
-
-
-class ReduceScatterCase(_Sums):
-    op, size, call, of_rank, each = "reduce_scatter", "the full array", "ReduceScatter", True, True
-
-    def _mine(self, total):
-        return total.reshape(self.world.n_ranks, -1)[self.world.rank].copy()
+class ReduceScatterCase(Case):
+    op, about, size, call = "reduce_scatter", "sums", "the full array", "ReduceScatter"
 
     def torch(self, distributed, x, out):
         import torch

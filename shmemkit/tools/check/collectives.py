@@ -1,13 +1,9 @@
-"""The collectives as subjects: what each does with segments, said once."""
+"""The collectives as subjects. What each does with segments: ``bench/collective_results.py``."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import shmemkit as sk
+from shmemkit.bench.collective_results import DESCRIPTIONS as DESCRIPTIONS
 from shmemkit.support.dtypes import numpy_dtype
 
 from .subjects import MOST, Subject, span_of
@@ -15,52 +11,6 @@ from .subjects import MOST, Subject, span_of
 TILE = 480  # bytes of an LL128 tile
 ODD = 37  # elements
 SLOW = 12 << 10  # bytes, on the emulator
-COMBINED = {"sum": "add", "avg": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-
-
-@dataclass(frozen=True)
-class Description:
-    """x and out have a segment, or one for each rank: `gathers` and `scatters` say which of them has all.
-    `moved(given, me, root)` is what a rank gets of what all give, if nothing is combined. Of a collective
-    with a root, that rank alone "gives" or "gets"."""
-
-    kind: Any
-    moved: Callable | None = None
-    gathers: bool = False
-    scatters: bool = False
-    root: str | None = None
-
-    @property
-    def reduces(self):
-        return self.moved is None
-
-    def make(self, world, nbytes, method, root, op, sms=None):
-        options = {"root": root} if self.root else {}
-        options |= {"op": op} if self.reduces else {}
-        return self.kind(world, nbytes, method=method, **options, sms=sms)
-
-
-def _stacked(xp, given, me, root):
-    return xp.stack(given)
-
-
-DESCRIPTIONS = {
-    "AllReduce": Description(sk.AllReduce),
-    "ReduceScatter": Description(sk.ReduceScatter, scatters=True),
-    "AllGather": Description(sk.AllGather, _stacked, gathers=True),
-    "AllToAll": Description(
-        sk.AllToAll,
-        lambda xp, given, me, root: xp.stack([x[me] for x in given]),
-        gathers=True,
-        scatters=True,
-    ),
-    "Broadcast": Description(sk.Broadcast, lambda xp, given, me, root: given[root], root="gives"),
-    "Reduce": Description(sk.Reduce, root="gets"),
-    "Gather": Description(sk.Gather, _stacked, gathers=True, root="gets"),
-    "Scatter": Description(
-        sk.Scatter, lambda xp, given, me, root: given[root][me], scatters=True, root="gives"
-    ),
-}
 
 
 def _scale(dtype, terms):
@@ -101,14 +51,7 @@ class Moved(Subject):
 
     def result(self, given):
         given = [x for (x,) in given]
-        if not self.gets:
-            return []
-        if not self.what.reduces:
-            return [self.what.moved(self.xp, given, self.me, self.root)]
-        if self.what.scatters:
-            given = [x[self.me] for x in given]
-        total = functools.reduce(getattr(self.xp, COMBINED[self.op]), given)
-        return [total // self.n if self.op == "avg" else total]
+        return [self.what.result(self.xp, given, self.me, self.root, self.op)] if self.gets else []
 
     def outputs(self):
         of = self.out_shape, numpy_dtype(self.out_dtypes[0])
