@@ -171,18 +171,15 @@ class Copy(Contender):
     """Half of k and v, which are copied."""
 
     method = COPY
-    _to: Any = None
 
-    def start(self, case):
-        self._case, self._to = case, self.world.xp.empty_like(case.k)
+    def prepared(self, case):
+        self.out, to = None, self.world.xp.empty_like(case.k)
 
-    def call(self):
-        with self.world.stream:
-            self._to[:] = self._case.k
+        def run():
+            with self.world.stream:
+                to[:] = case.k
 
-    def stop(self):
-        super().stop()
-        self._to = None
+        return run
 
 
 def memory_of(world):

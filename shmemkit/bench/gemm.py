@@ -5,8 +5,6 @@ Random operands, which lie as ``--layout`` says: "tn", as in a linear layer of P
 norm. All methods of a shape are timed in the same rounds. Float8 has scales of blocks (float8.py).
 """
 
-from typing import Any
-
 from shmemkit import gemm
 from shmemkit.gemm.problem import FLOAT8, Problem
 from shmemkit.gemm.sm90 import Tile
@@ -36,17 +34,14 @@ class Cublas(Contender):
     """By PyTorch, or without it by CuPy."""
 
     method = CUBLAS
-    _run: Any = None
 
-    def start(self, case):
+    def prepared(self, case):
         if self.world.backend.name == "emulator":
             raise ValueError("cuBLAS needs a GPU")
-        super().start(case)
         try:
             import torch
         except ImportError:
-            self._run = self._by_cupy
-            return
+            return self._by_cupy
         torch.backends.cuda.matmul.allow_tf32 = False
         stream = stream_of(torch, self.world)
         x, b, out = (tensor_of(torch, array) for array in (case.x, case.b, self.out))
@@ -55,14 +50,7 @@ class Cublas(Contender):
             with refusing(), torch.cuda.stream(stream):
                 torch.matmul(x, b, out=out)
 
-        self._run = run
-
-    def call(self):
-        self._run()
-
-    def stop(self):
-        super().stop()
-        self._run = None
+        return run
 
     def _by_cupy(self):
         with self.world.stream:
@@ -76,17 +64,12 @@ class Tiled(Contender):
         super().__init__(world)
         self.method, self._tile = f"sm90 {text_of(tile)}", Tile(*tile)
 
-    def start(self, case):
-        super().start(case)
+    def prepared(self, case):
         problem = Problem(case.x, case.b, self.out, None, None, case.options.get("scales"))
         gpu = gemm.gpu_of(self.world)
         if reason := gemm.METHODS["sm90"].unsupported(problem, gpu):
             raise ValueError(reason)
-        self.call = gemm.METHODS["sm90"](problem, gpu, Choice(self._tile, 1))
-
-    def stop(self):
-        super().stop()
-        self.__dict__.pop("call", None)
+        return gemm.METHODS["sm90"](problem, gpu, Choice(self._tile, 1))
 
 
 TILES = {"type": by(parse_tiles), "default": "", "metavar": "MxN,.."}

@@ -35,14 +35,15 @@ def name_of(method, sms):
 
 
 class Contender:
-    """What is measured. A subclass has `method`, its name, call(), and what it needs of the others; start(),
-    stop() and close() are collective.
+    """What is measured. A subclass has `method`, its name, prepared() or call(), and what it needs of the
+    others; start(), stop() and close() are collective.
 
     out            where the result is; None before the first call if that makes it
     took           the method that "auto" took, or None
     rooms          the modules of the kernels that it launched, if ``noting`` says it
     ran, version   the kernels of a call, and the version of the library, where they are known
     start(case)    set up for a case
+    prepared(case) what start() keeps for call(): a function without arguments
     call()         enqueue one
     capture        None, or capture(iters) -> replay: a CUDA graph of its own, or what it has for one
     captured(graph, iters)  CuPy's graph of `iters` calls is there; not called where there is none. It never
@@ -55,8 +56,8 @@ class Contender:
     """
 
     method: Any
-    call: Callable
     _case: Any
+    _run: Any = None
     capture: Callable | None = None
     out: Any = None
     took: str | None = None
@@ -80,6 +81,13 @@ class Contender:
 
     def start(self, case):
         self._case, self.out = case, case.output()
+        self._run = self.prepared(case)
+
+    def prepared(self, case):
+        pass
+
+    def call(self):
+        self._run()
 
     def captured(self, graph, iters):
         pass
@@ -88,7 +96,7 @@ class Contender:
         replay()
 
     def stop(self):
-        self._case = self.out = None
+        self._case = self.out = self._run = None
 
     def close(self):
         pass
