@@ -96,10 +96,7 @@ class SymmetricMemory:
     _kind: str  # "World" or "group"
 
     def _init_memory(self):
-        self._slabs, self._unused = (
-            {},
-            set(),
-        )  # of groups, by number; numbers of those that this rank has left
+        self._slabs, self._unused = {}, set()  # of groups, by number; numbers that this rank has left
         self._allocations = {}  # address -> _Allocation
         self._count = 0  # allocations so far
         self._dropped = []  # of them, those whose arrays were gone at the last allocation or free

@@ -216,7 +216,7 @@ class World(SymmetricMemory):
         self.comm = self.backend.comm
         self.rank, self.n_ranks = self.comm.Get_rank(), self.comm.Get_size()
         try:
-            self.local_size = self._local_size(local_size)
+            size = self._local_size(local_size)
         except (TypeError, ValueError):
             self.backend.abandon()
             raise
@@ -227,18 +227,23 @@ class World(SymmetricMemory):
             self.backend.bind_bounded_barrier(bind_barrier)
             if self.n_ranks > 1:
                 self._bounded_barrier = BoundedBarrier(self.comm, limit)
-        self.node, self.local_rank = divmod(self.rank, self.local_size)
-        self.n_nodes = self.n_ranks // self.local_size
-        self.node_ranks = range(self.rank - self.local_rank, self.rank - self.local_rank + self.local_size)
-        self.backend.set_local_size(self.local_size)
         self.xp, self.stream = self.backend.xp, self.backend.stream
-        self._init_memory()
-        self._groups, self._splits = [], 0  # groups that this rank is in; splits so far
-        forked.watch(self, self._exit_handler)
+        self._begin(size)
         if self._host.n_ranks is None:
             self._exit_handler.watch(self)
             if self._timeline_file is not None:  # emu.run records by itself
                 self._timeline = Timeline(self).__enter__()
+
+    def _begin(self, local_size):
+        """What a World and a group have by their ranks, nodes and backend."""
+        self.local_size = local_size
+        self.node, self.local_rank = divmod(self.rank, local_size)
+        self.n_nodes = self.n_ranks // local_size
+        self.node_ranks = range(self.rank - self.local_rank, self.rank - self.local_rank + local_size)
+        self.backend.set_local_size(local_size)
+        self._init_memory()
+        self._groups, self._splits = [], 0  # groups that this rank is in; splits so far
+        forked.watch(self, self.world._exit_handler)
 
     def _local_size(self, requested):
         given, size = f"init(): local_size is {requested}", requested
@@ -495,6 +500,17 @@ class World(SymmetricMemory):
         if self.backend.over:
             self.abandon()
             return
+        self._free_all()
+        for slab in self._slabs.values():  # of groups that the program has not ended
+            self.backend.free_slab(slab)
+        self._slabs.clear()
+        try:
+            self.backend.finalize()
+        finally:
+            self._forget()
+
+    def _free_all(self):
+        """Wait for this rank's GPU work and for all ranks, and free the symmetric arrays."""
         self.backend.synchronize()
         self.end_timeline(None)
         self._gather_all("finalize")
@@ -502,15 +518,8 @@ class World(SymmetricMemory):
         for allocation in self._allocations.values():
             self.backend.free(allocation.raw)
         self._allocations.clear()
-        for slab in self._slabs.values():  # of groups that the program has not ended
-            self.backend.free_slab(slab)
-        self._slabs.clear()
         if self._bounded_barrier is not None:
             self._bounded_barrier.close()
-        try:
-            self.backend.finalize()
-        finally:
-            self._forget()
 
     def _report_leaks(self):
         """Of this, and of the groups made of it."""
@@ -545,19 +554,18 @@ class World(SymmetricMemory):
             say(f"shmemkit: the timeline: {path}")
 
     def _forget(self):
-        self._forget_groups()
+        for group in self._groups:
+            group._forget()
+        self._groups.clear()
         self.finalized = True
         self.kept.clear()
+        if self is not self.world:
+            return
         self._exit_handler.forget()
         if self._connections is not None:
             self._connections.Free()
         if self._host.world is self:
             self._host.world, self._host.ended, self._host.asked = None, True, None
-
-    def _forget_groups(self):
-        for group in self._groups:
-            group._forget()
-        self._groups.clear()
 
     def __enter__(self: WorldT) -> WorldT:
         return self
@@ -709,14 +717,7 @@ class Group(World):
         self.backend = parent.backend.group(ranks, comm, slab, key)
         if self.backend.name != "emulator" and self.n_ranks > 1:
             self._bounded_barrier = BoundedBarrier(comm, timeouts.default(), self._ranks)
-        self.local_size = self._local_size_of([rank // self._world.local_size for rank in self._ranks])
-        self.node, self.local_rank = divmod(self.rank, self.local_size)
-        self.n_nodes = self.n_ranks // self.local_size
-        self.node_ranks = range(self.rank - self.local_rank, self.rank - self.local_rank + self.local_size)
-        self.backend.set_local_size(self.local_size)
-        self._init_memory()
-        self._groups, self._splits = [], 0
-        forked.watch(self, self._world._exit_handler)
+        self._begin(self._local_size_of([rank // self._world.local_size for rank in self._ranks]))
         if self.backend.name != "emulator":
             from .stream_barrier import bind_barrier
 
@@ -764,14 +765,7 @@ class Group(World):
             return
         for group in list(self._groups):
             group.finalize()
-        self.backend.synchronize()
-        self._gather_all("finalize")
-        self._report_leaks()
-        for allocation in self._allocations.values():
-            self.backend.free(allocation.raw)
-        self._allocations.clear()
-        if self._bounded_barrier is not None:
-            self._bounded_barrier.close()
+        self._free_all()
         self.backend.end_group()
         self.comm.Free()
         if self in self._parent._groups:
@@ -788,11 +782,6 @@ class Group(World):
 
     def end_timeline(self, error: object) -> None:
         """A timeline is the World's."""
-
-    def _forget(self):
-        self._forget_groups()
-        self.finalized = True
-        self.kept.clear()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # With an error, other ranks may wait for this one, and the World ends.
