@@ -17,7 +17,7 @@ from .command import Command, Entry
 from .measure import Ours
 from .product_cases import found
 from .results import TORCH_COMBINE
-from .shapes import text_of
+from .shapes import Shapes, text_of
 from .torch_peer import TorchCall
 
 SHAPES, PACKETS = "1x32x128,8x32x128,64x32x128,1x128x512,16x128x512", "lamport"
@@ -118,14 +118,11 @@ COMMANDS = [
         "attention_combine",
         "AttentionCombine, AllGather and AllToAll of as many bytes, and NCCL and PyTorch's operations",
         plan,
-        shapes=SHAPES,
-        unit="BATCHxHEADSxHEAD_DIM",
-        what="batch, heads, elements of a row",
+        shapes=Shapes(SHAPES, "2x8x64", "batch, heads, elements of a row", "BATCHxHEADSxHEAD_DIM"),
         dtypes=tuple(ERROR),
         methods=tuple(FORMS),
         without="both",
         peers=dict.fromkeys(PEERS, ""),
         iters="20",
-        emulated={"shapes": "2x8x64"},
     )
 ]

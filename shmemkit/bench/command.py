@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import shmemkit as sk
 
 from .measure import Contender
+from .shapes import Shapes
 
 
 class Entry(NamedTuple):
@@ -37,8 +38,7 @@ class Command:
     limited     whether rates are compared with what one rank can send to another
     run         (world, results, options, progress): measures, in place of ``loop.run``
 
-    shapes      of --shapes: the default; None without the option. `unit`: their letters; `what` they are;
-                `parse`: text -> shapes, in place of (integers, ...)
+    shapes      of --shapes; None without the option
     sizes       of --sizes: of what they are the bytes; None without the option. `usual`: the default
     dtypes      of --dtype
     host        the name of the class whose methods, and auto, --methods takes; `methods`: in place of these.
@@ -57,10 +57,7 @@ class Command:
     together: bool = True
     limited: bool = False
     run: Callable | None = None
-    shapes: str | None = None
-    unit: str = "MxNxK"
-    what: str = ""
-    parse: Callable | None = None
+    shapes: Shapes | None = None
     sizes: str | None = None
     usual: str = "8K:256M"
     dtypes: Sequence[str] = ()

@@ -42,9 +42,10 @@ def add_parser(commands, command, emulated):
     text = "print what has become slower than in a FILE of --json; the exit status is 1 then"
     add("--compare", type=options.results_file, metavar="FILE", help=text)
     if command.shapes:
-        parse = command.parse or functools.partial(parse_shapes, names=command.unit)
-        metavar, text = f"{command.unit},..", f"{command.what}; {options.DEFAULT}"
-        add("--shapes", type=options.by(parse), default=command.shapes, metavar=metavar, help=text)
+        default, small, text, unit, parse = command.shapes
+        more = {"type": options.by(parse or functools.partial(parse_shapes, names=unit))}
+        more |= {"default": small if emulated else default, "metavar": f"{unit},.."}
+        add("--shapes", help=f"{text}; {options.DEFAULT}", **more)
     if command.sizes:
         text = "8K:256M (by factors of 8), 8K:1M:2, 8K,1M; default 8K:256M, on the emulator"
         text = f"bytes {command.sizes}: {text} {EMULATED_SIZES}"

@@ -26,7 +26,7 @@ from .command import Command, Entry
 from .measure import Ours
 from .product_cases import BY_SIZE, ERROR, Counted, found, random
 from .results import TORCH_EXPERTS, TORCH_EXPERTS_LOOP
-from .shapes import text_of
+from .shapes import Shapes, text_of
 from .torch_peer import TorchCall, tensor_of, transposed
 
 HOSTS = {"ag_grouped_gemm": "AllGatherGroupedGemm", "grouped_gemm_rs": "GroupedGemmReduceScatter"}
@@ -253,19 +253,17 @@ def _cases_of(world, op, shape, dtype):
     return {"product": products, "reduction": reduction, None: whole}
 
 
+_shape = "of the whole layer, experts, and experts of a token"
 COMMANDS = [
     Command(
         op,
         f"every method of {host}, and NCCL with torch._grouped_mm and with a loop of cuBLAS",
         plan,
-        shapes=SHAPES,
-        unit="MxNxKxExTOPK",
-        what="of the whole layer, experts, and experts of a token",
+        shapes=Shapes(SHAPES, "8x16x16x2x2", _shape, "MxNxKxExTOPK"),
         dtypes=("bfloat16", "float16"),
         host=host,
         peers={"torch": "NCCL and torch._grouped_mm", "loop": "NCCL and a product of cuBLAS for each expert"},
         iters=BY_SIZE,
-        emulated={"shapes": "8x16x16x2x2"},
     )
     for op, host in HOSTS.items()
 ]

@@ -25,7 +25,7 @@ from .command import Command, Entry
 from .measure import Contender, Ours
 from .product_cases import BY_SIZE, MOST, found, random
 from .results import COPY, FLASHINFER, SDPA, SDPA_COMBINE
-from .shapes import text_of
+from .shapes import Shapes, text_of
 from .torch_peer import TorchCall, tensor_of
 
 SHAPES = ",".join(f"{1 << log}x{heads}" for log in range(10, 18) for heads in ("12x1", "8x4", "8x8"))
@@ -191,17 +191,17 @@ def memory_of(world):
     return clock and width and 2 * clock * 1e3 * width / 8 * 1e-9
 
 
-# What --vs takes, and what it does alone of all that FlashDecode does.
-PEERS = {
-    "sdpa_nccl": (SdpaCombine, None),
-    "flashinfer": (FlashInfer, None),
-    SDPA: (Sdpa, "attention"),
-    COPY: (Copy, "memory"),
+_combined = "PyTorch's attention to a rank's part, NCCL's all-gather, PyTorch's combination"
+PEERS = {  # what --vs takes: its contender, what it does alone of all that FlashDecode does, and what it is
+    "sdpa_nccl": (SdpaCombine, None, _combined),
+    "flashinfer": (FlashInfer, None, "likewise"),
+    SDPA: (Sdpa, "attention", "PyTorch's attention alone"),
+    COPY: (Copy, "memory", "of half of k and v"),
 }
 
 
 def plan(world, given):
-    entries = [Entry(kind(world), part) for kind, part in (PEERS[name] for name in given.vs)]
+    entries = [Entry(kind(world), part) for kind, part, _ in (PEERS[name] for name in given.vs)]
     entries += [Entry(Ours(world), "exchange", "AttentionCombine"), Entry(Ours(world), name="FlashDecode")]
 
     def cases(shape):
@@ -215,23 +215,16 @@ def plan(world, given):
 
 
 _dims = {"type": int, "choices": (64, 128), "default": 128, "help": options.DEFAULT}
+_shape = "tokens of a rank, heads of k and v, heads of q for each of them"
 COMMANDS = [
     Command(
         "flash_decode",
         "FlashDecode, and attention of PyTorch's and FlashInfer's with NCCL",
         plan,
-        shapes=SHAPES,
-        unit="TOKENSxKV_HEADSxGROUP",
-        what="tokens of a rank, heads of k and v, heads of q for each of them",
+        shapes=Shapes(SHAPES, "16x8x1", _shape, "TOKENSxKV_HEADSxGROUP"),
         dtypes=tuple(ERROR),
-        peers={
-            "sdpa_nccl": "PyTorch's attention to a rank's part, NCCL's all-gather, PyTorch's combination",
-            "flashinfer": "likewise",
-            SDPA: "PyTorch's attention alone",
-            COPY: "of half of k and v",
-        },
+        peers={word: what for word, (*_, what) in PEERS.items()},
         iters=BY_SIZE,
         options=[("--batch", options.number("sequences", 1)), ("--head-dim", _dims)],
-        emulated={"shapes": "16x8x1"},
     )
 ]

@@ -17,7 +17,7 @@ from .measure import Contender, Ours, budgets
 from .options import by
 from .product_cases import BY_SIZE, GemmCase
 from .results import CUBLAS
-from .shapes import parse_tiles, text_of
+from .shapes import Shapes, parse_tiles, text_of
 from .torch_peer import refusing, stream_of, tensor_of
 
 METHODS = ("auto", *gemm.METHODS)
@@ -114,8 +114,7 @@ COMMANDS = [
         "gemm",
         "every method of Gemm, and cuBLAS, on each rank's GPU",
         plan,
-        shapes=SHAPES,
-        what="M, N and K of the products",
+        shapes=Shapes(SHAPES, "32x32x32", "M, N and K of the products"),
         dtypes=DTYPES,
         methods=METHODS,
         default="auto,sm80",
@@ -123,6 +122,5 @@ COMMANDS = [
         sms=True,
         iters=BY_SIZE,
         options=[("--tiles", TILES), ("--layout", {"choices": LAYOUTS, "default": "tn", "help": _text})],
-        emulated={"shapes": "32x32x32"},
     )
 ]

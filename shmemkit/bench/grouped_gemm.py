@@ -24,7 +24,7 @@ from .gemm import HALF, TILES, Cublas
 from .measure import Ours
 from .product_cases import BY_SIZE, ERROR, Counted, GemmCase, found, random
 from .results import CUBLAS, CUBLAS_LOOP, TORCH_GROUPED
-from .shapes import text_of
+from .shapes import Shapes, text_of
 from .torch_peer import TorchCall, tensor_of, transposed
 
 METHODS = ("auto", *grouped.METHODS)
@@ -198,15 +198,13 @@ def plan(world, options):
     return entries, [cases(shape) for shape in options.shapes]
 
 
+_shape = "experts, rows of each, N, K; with zipf, rows of a mean expert"
 COMMANDS = [
     Command(
         "grouped_gemm",
         "GroupedGemm, torch._grouped_mm, a loop of cuBLAS, and one dense product, on each rank's GPU",
         plan,
-        shapes=SHAPES,
-        unit="ExROWSxNxK[zipf]",
-        what="experts, rows of each, N, K; with zipf, rows of a mean expert",
-        parse=parse_shapes,
+        shapes=Shapes(SHAPES, "2x8x32x32", _shape, "ExROWSxNxK[zipf]", parse_shapes),
         dtypes=DTYPES,
         methods=METHODS,
         default="auto",
@@ -217,6 +215,5 @@ COMMANDS = [
         },
         iters=BY_SIZE,
         options=[("--tiles", TILES)],
-        emulated={"shapes": "2x8x32x32"},
     )
 ]

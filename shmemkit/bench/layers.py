@@ -14,6 +14,7 @@ from .measure import Contender, Ours, budgets
 from .nccl import Nccl
 from .product_cases import BY_SIZE
 from .results import NCCL, NCCL_WAYS, nccl_cublas
+from .shapes import Shapes
 
 DTYPES = ("bfloat16", "float16")
 SHAPES = "8192x14336x4096,8192x28672x8192,8192x8192x8192,512x28672x8192"
@@ -98,16 +99,15 @@ def plan(world, options, alone, part, host, fused, cases):
 
 def command(op, host, plan, other, parts, fused=None):
     """The Command of a layer, of which each rank has `parts`."""
+    shape = f"M, N and K of the whole layer, of which each rank has a part of {parts}"
     return Command(
         op,
         f"every method of {host}, and {other}",
         plan,
-        shapes=SHAPES,
-        what=f"M, N and K of the whole layer, of which each rank has a part of {parts}",
+        shapes=Shapes(SHAPES, "32x32x32", shape),
         dtypes=DTYPES,
         host=host,
         peers={**dict.fromkeys(NCCL_WAYS, "and cuBLAS"), **({"torch": fused} if fused else {})},
         sms=True,
         iters=BY_SIZE,
-        emulated={"shapes": "32x32x32"},
     )

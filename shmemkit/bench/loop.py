@@ -18,7 +18,7 @@ def run(command, world, results, options, progress):
     if emulated and max(cases[None].operations for cases in todo) > EMULATED:
         raise SystemExit(
             f"{command.name}: --shapes has one that is too large for the emulator; it must have up to "
-            f"{EMULATED} operations, as {command.emulated['shapes']}"
+            f"{EMULATED} operations, as {command.shapes.emulated}"
         )
     if command.together and not emulated:
         results.method = METHOD_OF_ROUNDS

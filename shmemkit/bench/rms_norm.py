@@ -14,7 +14,7 @@ from .cases import AllReduceCase, Checked
 from .command import Command, Entry
 from .measure import Ours
 from .results import TORCH_NCCL_NORM, TORCH_ONE_SHOT_NORM
-from .shapes import text_of
+from .shapes import Shapes, text_of
 from .torch_peer import TorchCall, symmetric_empty, tensor_of
 
 SHAPES, EPS = "1x4096,8x4096,32x4096,128x4096,512x4096,1x8192,8x8192,32x8192,128x8192,512x8192", 1e-5
@@ -117,14 +117,11 @@ COMMANDS = [
         "all_reduce_rms_norm",
         "every method of AllReduceRMSNorm, AllReduce alone, and PyTorch's all-reduces and then rms_norm",
         plan,
-        shapes=SHAPES,
-        unit="TOKENSxHIDDEN",
-        what="tokens and elements of a row",
+        shapes=Shapes(SHAPES, "4x128", "tokens and elements of a row", "TOKENSxHIDDEN"),
         dtypes=("bfloat16", "float16"),
         host="AllReduceRMSNorm",
         without="all",
         peers=dict.fromkeys(PEERS, ""),
         iters="20",
-        emulated={"shapes": "4x128"},
     )
 ]

@@ -24,7 +24,7 @@ from .cases import CASES
 from .command import Command, Entry
 from .measure import Ours
 from .results import Row
-from .tune import entry_of
+from .tune import entry_of, times_of
 
 SECONDS = 210  # of the 4 minutes in which a run should be over, but for what begins late
 SIZES = "8K:256M:4,256M"
@@ -100,7 +100,7 @@ class Tuner:
         """-> {size: [(method, output)]}, between two neighbours of `sizes` with different methods"""
         found = {}
         for output in outputs_of(op):
-            times = self.times(op, output)
+            times = times_of(self.rows, op, output)
             known = [size for size in sizes if size in times]
             for low, high in zip(known, known[1:], strict=False):
                 pair = {min(times[size], key=times[size].get) for size in (low, high)}
@@ -108,14 +108,6 @@ class Tuner:
                     middle = 1 << (low * high).bit_length() // 2
                     found.setdefault(middle, []).extend((name, output) for name in sorted(pair))
         return found
-
-    def times(self, op, output):
-        """-> {bytes: {method: microseconds}} of what is right"""
-        times = {}
-        for row in self.rows:
-            if row.op == op and not row.note and (row.out or "private") == output:
-                times.setdefault(row.bytes, {})[row.method] = row.us
-        return times
 
     def has(self, op, nbytes, method, output):
         return any(

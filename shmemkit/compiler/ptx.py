@@ -53,7 +53,27 @@ def gpu(primitive):
     return register
 
 
-def gpu_moved(primitive):
+def _gpu_intrinsic(define):
+    """A decorator as `gpu`, for a primitive that is an intrinsic on the GPU:
+    ``define(typing_function, *types of arguments)`` -> (its signature, how its code is made)."""
+
+    @functools.wraps(define)
+    def decorator(primitive):
+        def register(typing_function):
+            @functools.wraps(typing_function)
+            def definition(typing_context, *given, **named):
+                return define(typing_function, *given, **named)
+
+            _register_intrinsic(primitive, definition, typing_function)
+            return typing_function
+
+        return register
+
+    return decorator
+
+
+@_gpu_intrinsic
+def gpu_moved(typing_function, *given):
     """Decorator as `gpu`, for a primitive that returns the array it is given (or, without one, its first
     argument, an integer) moved: its address (or the integer) plus what the implementation returns, modulo
     2**64.
@@ -61,85 +81,57 @@ def gpu_moved(primitive):
     numba returns no array from an overload, unless its reference counting runtime is on, which costs calls
     around every slice. Pointer arithmetic, not integers, so that LLVM still knows the memory as global.
     """
+    implementation = typing_function(*given)
+    number = next((i for i, a in enumerate(given) if isinstance(a, types.Array)), 0)
+    result = types.unliteral(given[number])
 
-    def register(typing_function):
-        @functools.wraps(typing_function)
-        def definition(typing_context, *given):
-            implementation = typing_function(*given)
-            number = next((i for i, a in enumerate(given) if isinstance(a, types.Array)), 0)
-            result = types.unliteral(given[number])
+    def codegen(context, builder, signature, values):
+        offset = context.compile_internal(builder, implementation, types.uint64(*given), values)
+        if isinstance(result, types.Integer):
+            value = context.cast(builder, values[number], given[number], result)
+            return builder.add(value, context.cast(builder, offset, types.uint64, result))
+        struct = _struct(context, builder, result, values[number])
+        moved = builder.gep(_bytes(builder, struct.data), [offset])
+        struct.data = builder.bitcast(moved, struct.data.type)
+        return impl_ret_borrowed(context, builder, result, struct._getvalue())
 
-            def codegen(context, builder, signature, values):
-                offset = context.compile_internal(builder, implementation, types.uint64(*given), values)
-                if isinstance(result, types.Integer):
-                    value = context.cast(builder, values[number], given[number], result)
-                    return builder.add(value, context.cast(builder, offset, types.uint64, result))
-                struct = _struct(context, builder, result, values[number])
-                moved = builder.gep(_bytes(builder, struct.data), [offset])
-                struct.data = builder.bitcast(moved, struct.data.type)
-                return impl_ret_borrowed(context, builder, result, struct._getvalue())
-
-            return result(*given), codegen
-
-        _register_intrinsic(primitive, definition, typing_function)
-        return typing_function
-
-    return register
+    return result(*given), codegen
 
 
-def gpu_note(primitive):
+@_gpu_intrinsic
+def gpu_note(typing_function, *given):
     """Decorator as `gpu`, for a primitive that returns nothing. Its typing function returns ``make()``, which
     is called for each kernel that is compiled. What that returns is a function without parameters, which the
     kernel calls, or None: then nothing is left in the kernel, not even a symbol."""
+    make = typing_function(*given)
 
-    def register(typing_function):
-        @functools.wraps(typing_function)
-        def definition(typing_context, *given):
-            make = typing_function(*given)
+    def codegen(context, builder, signature, values):
+        implementation = make()  # Numba keeps this function for all contexts
+        if implementation is not None:
+            context.compile_internal(builder, implementation, types.void(), [])
+        return context.get_dummy_value()
 
-            def codegen(context, builder, signature, values):
-                implementation = make()  # Numba keeps this function for all contexts
-                if implementation is not None:
-                    context.compile_internal(builder, implementation, types.void(), [])
-                return context.get_dummy_value()
-
-            return types.void(*given), codegen
-
-        _register_intrinsic(primitive, definition, typing_function)
-        return typing_function
-
-    return register
+    return types.void(*given), codegen
 
 
-def gpu_part(primitive):
+@_gpu_intrinsic
+def gpu_part(typing_function, array, first, size):
     """Decorator as `gpu`, for a primitive (array, first, size) that returns `size` elements of a 1-D
     contiguous array, from `first` on. Its typing function checks, and returns nothing."""
+    typing_function(array, first, size)
 
-    def register(typing_function):
-        @functools.wraps(typing_function)
-        def definition(typing_context, array, first, size):
-            typing_function(array, first, size)
+    def codegen(context, builder, signature, values):
+        struct = _struct(context, builder, array, values[0])
+        _lay_out(struct, builder.gep(struct.data, [values[1]]), values[2], itemsize(array.dtype), struct)
+        return impl_ret_borrowed(context, builder, array, struct._getvalue())
 
-            def codegen(context, builder, signature, values):
-                struct = _struct(context, builder, array, values[0])
-                step = ir.Constant(_I64, itemsize(array.dtype))
-                populate_array(
-                    struct,
-                    data=builder.gep(struct.data, [values[1]]),
-                    shape=[values[2]],
-                    strides=[step],
-                    itemsize=step,
-                    meminfo=struct.meminfo,
-                    parent=struct.parent,
-                )
-                return impl_ret_borrowed(context, builder, array, struct._getvalue())
+    return array(array, types.int64, types.int64), codegen
 
-            return array(array, types.int64, types.int64), codegen
 
-        _register_intrinsic(primitive, definition, typing_function)
-        return typing_function
-
-    return register
+def _lay_out(struct, data, size, n_bytes, of):
+    """Make `struct` an array of `size` elements of `n_bytes` each, a part of the array `of`."""
+    kept, step = {"meminfo": of.meminfo, "parent": of.parent}, ir.Constant(_I64, n_bytes)
+    populate_array(struct, data=data, shape=[size], strides=[step], itemsize=step, **kept)
 
 
 def gpu_parts(primitive, size, function, mapped, tuples=1):
@@ -442,16 +434,8 @@ def unsigned_view(typing_context, array):
     def codegen(context, builder, signature, values):
         struct = _struct(context, builder, array, values[0])
         view = cgutils.create_struct_proxy(flat)(context, builder)
-        step = ir.Constant(_I64, width)
-        populate_array(
-            view,
-            data=builder.bitcast(struct.data, view.data.type),
-            shape=[builder.mul(struct.nitems, ir.Constant(_I64, per_element))],
-            strides=[step],
-            itemsize=step,
-            meminfo=struct.meminfo,
-            parent=struct.parent,
-        )
+        size = builder.mul(struct.nitems, ir.Constant(_I64, per_element))
+        _lay_out(view, builder.bitcast(struct.data, view.data.type), size, width, struct)
         return impl_ret_borrowed(context, builder, flat, view._getvalue())
 
     return flat(array), codegen

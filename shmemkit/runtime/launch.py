@@ -513,18 +513,13 @@ class _GpuLaunch(Launch):
             def on(stream):
                 config = self._config(stream)
                 return functools.partial(driver.cuLaunchKernelEx, config, self._function, parameters, 0)
-        elif self._cooperative:
-
-            def on(stream):
-                handle = driver.CUstream(stream)
-                return functools.partial(
-                    driver.cuLaunchCooperativeKernel, self._function, *dims, handle, parameters
-                )
         else:
+            call, tail = driver.cuLaunchKernel, (parameters, 0)
+            if self._cooperative:
+                call, tail = driver.cuLaunchCooperativeKernel, (parameters,)
 
             def on(stream):
-                handle = driver.CUstream(stream)
-                return functools.partial(driver.cuLaunchKernel, self._function, *dims, handle, parameters, 0)
+                return functools.partial(call, self._function, *dims, driver.CUstream(stream), *tail)
 
         self._on, self._default = on, on(address_of_stream(stream))
 

@@ -205,6 +205,4 @@ class HostEvent:
 
 def _count(name, value):
     """`value`, None or an integer of 1 or more."""
-    if value is not None and integer("Timer", name, value) < 1:
-        raise ValueError(f"Timer: {name} is {value}; it must be 1 or more")
-    return value
+    return None if value is None else integer("Timer", name, value, 1)

@@ -5,7 +5,6 @@ never initialized and no CUDA context is made; whatever could hang (MPI, NVSHMEM
 a child process with a time limit.
 """
 
-import ctypes
 import glob
 import os
 import platform
@@ -19,6 +18,7 @@ from shmemkit import __version__
 from shmemkit.backends import multicast as _multicast
 from shmemkit.support import installed
 from shmemkit.support.agreement import counted
+from shmemkit.support.gpus import Driver
 
 from . import mpirun
 
@@ -176,49 +176,6 @@ def packages(report):
     numpy = machine.version("numpy")[1] or "0"
     if tuple(map(int, numpy.split(".")[:2])) >= (2, 5):
         report.advise(f"numba-cuda does not work with NumPy {numpy}: pip install 'numpy<2.5'", "both")
-
-
-class Driver:
-    """The CUDA driver's count and attributes of devices, which need no context."""
-
-    def __init__(self):
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-        self._call("cuInit", 0)
-
-    def _call(self, function, *arguments):
-        status = getattr(self.cuda, function)(*arguments)
-        if status:
-            text = ctypes.c_char_p()
-            self.cuda.cuGetErrorString(status, ctypes.byref(text))
-            raise OSError(f"{function}: {(text.value or b'?').decode()} (CUDA error {status})")
-
-    def _integer(self, function, *arguments):
-        result = ctypes.c_int()
-        self._call(function, ctypes.byref(result), *arguments)
-        return result.value
-
-    def version(self):
-        """Newest CUDA that the driver supports, as (major, minor)."""
-        return divmod(self._integer("cuDriverGetVersion") // 10, 100)
-
-    def count(self):
-        return self._integer("cuDeviceGetCount")
-
-    def attribute(self, number, device):
-        return self._integer("cuDeviceGetAttribute", number, device)
-
-    def name(self, device):
-        text = ctypes.create_string_buffer(256)
-        self._call("cuDeviceGetName", text, len(text), device)
-        return text.value.decode()
-
-    def memory(self, device):
-        size = ctypes.c_size_t()
-        self._call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
-        return size.value
-
-    def reaches(self, device, peer):
-        return bool(self._integer("cuDeviceCanAccessPeer", device, peer))
 
 
 def gpus(report):

@@ -306,17 +306,9 @@ def protocol_for(srun, library):
 
 def _output(command):
     """What a program prints, within 20 s."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        run = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=20,
-        )
-        return run.stdout
+        return subprocess.run(command, **streams, text=True, errors="replace", timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 

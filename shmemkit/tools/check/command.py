@@ -27,7 +27,7 @@ from shmemkit.runtime.world import choose_backend
 from shmemkit.support import timeouts
 from shmemkit.support.agreement import counted
 from shmemkit.support.command_line import messages_only, say
-from shmemkit.support.gpus import n_gpus
+from shmemkit.support.gpus import Driver, n_gpus
 from shmemkit.support.host_program import host_program
 from shmemkit.support.installed import driver_release, versions
 from shmemkit.support.progress import showing
@@ -424,8 +424,6 @@ def _why_not(reason):
 
 
 def _driver():
-    from ..doctor import Driver
-
     try:
         return {"cuda": ".".join(map(str, Driver().version())), "release": driver_release() or ""}
     except OSError:

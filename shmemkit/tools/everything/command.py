@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shmemkit.bench.options import positive
 from shmemkit.bench.results import ranks_of
 from shmemkit.support.command_line import say
 from shmemkit.support.gpus import n_gpus
@@ -27,12 +28,6 @@ EPILOG = """Interrupt it, or let --seconds end it: all cases that are over are i
 command goes on. To measure on several machines, give each a part and a folder, and --merge the folders."""
 WORKER = "shmemkit.tools.everything.worker"
 POLL = 0.05  # seconds
-
-
-def _positive(text):
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be 1 or more")
-    return int(text)
 
 
 def _part(text):
@@ -54,22 +49,18 @@ def _parser():
     add("--quick", action="store_true", help="auto and its peers at four sizes, one shape of each layer")
     add("--part", type=_part, metavar="K/N", help="the K-th of N parts; the first have what matters most")
     text = f"stop after so long; default of --quick {plan.QUICK_SECONDS}, of --part {plan.PART_SECONDS}"
-    add("--seconds", type=_positive, metavar="N", help=text)
+    add("--seconds", type=positive, metavar="N", help=text)
     text = "seconds that one step may take before it counts as hung (%(default)s)"
-    add("--limit", type=_positive, default=LIMIT, metavar="N", help=text)
+    add("--limit", type=positive, default=LIMIT, metavar="N", help=text)
     add("--folder", type=Path, help=f"of the files; default {FOLDER}, in a clone of the repository")
     text = "the libnccl.so.2 to compare with; default: the installed one"
     add("--nccl", metavar="FILE", help=text)
     add("--only", default="", metavar="A,B", help="these files, as all_reduce,ag_gemm")
     add("--dry-run", action="store_true", help="say what would be measured, and about how long it takes")
-    add(
-        "--merge",
-        type=Path,
-        metavar="FOLDER",
-        help="measure nothing; take what is newer from the files there",
-    )
+    text = "measure nothing; take what is newer from the files there"
+    add("--merge", type=Path, metavar="FOLDER", help=text)
     text = "ranks on the emulator, whose times mean nothing; needs --folder"
-    add("--emulate", type=_positive, metavar="N", help=text)
+    add("--emulate", type=positive, metavar="N", help=text)
     return parser
 
 

@@ -167,7 +167,7 @@ def _collective(op, n, what, sizes):
 
 def _shaped(file, n, arguments, seconds, start, shapes=None):
     """By default of the command's own shapes."""
-    cases = tuple((shapes or COMMANDS[arguments[0]].shapes).split(","))
+    cases = tuple((shapes or COMMANDS[arguments[0]].shapes.default).split(","))
     return Batch(file, n, ALL, arguments, "--shapes", cases, (seconds,) * len(cases), start)
 
 
@@ -176,7 +176,7 @@ def _layer(op, n, seconds=5.0, start=14):
 
 
 def _layers(n):
-    small = COMMANDS["gemm_ar"].shapes + SMALL_M
+    small = COMMANDS["gemm_ar"].shapes.default + SMALL_M
     found = [
         _layer("gemm_rs", n),
         _shaped("gemm_ar", n, ["gemm_ar", "--replays", "8"], 5, 14, small),
