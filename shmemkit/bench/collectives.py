@@ -17,28 +17,21 @@ SIZES = "8K:256M"
 USUAL = {"sizes": SIZES, "vs": list(NCCL_WAYS), "out": ["private"]}
 TO_TUNE = {"sizes": f"{SIZES}:2", "vs": [], "out": list(tuning.OUTPUTS)}
 USERS = object()  # what --tune is without a FILE
-TORCH = {
-    "torch_nccl": TorchNccl,
-    "torch_symm": TorchSymmetric,
-    "torch_one_shot": TorchOneShot,
-    "torch_two_shot": TorchTwoShot,
-}
-PEERS = {
-    "nccl": "NCCL with plain buffers",
-    "nccl_graph": "with those of ncclMemAlloc, that a graph registers",
-    "nccl_window": "with windows",
-    "nccl_ce": "by copy engines",
-    "torch_nccl": "NCCL through PyTorch",
-    "torch_symm": "PyTorch's symmetric memory: all_gather",
-    "torch_one_shot": "all_reduce",
-    "torch_two_shot": "all_reduce",
+PEERS = {  # what --vs takes: its contender, and what it is
+    "nccl": (Nccl, "NCCL with plain buffers"),
+    "nccl_graph": (Nccl, "with those of ncclMemAlloc, that a graph registers"),
+    "nccl_window": (Nccl, "with windows"),
+    "nccl_ce": (Nccl, "by copy engines"),
+    "torch_nccl": (TorchNccl, "NCCL through PyTorch"),
+    "torch_symm": (TorchSymmetric, "PyTorch's symmetric memory: all_gather"),
+    "torch_one_shot": (TorchOneShot, "all_reduce"),
+    "torch_two_shot": (TorchTwoShot, "all_reduce"),
 }
 
 
 def plan(world, given):
-    contenders = [
-        Nccl(world, name, given.nccl) if name in NCCL_WAYS else TORCH[name](world) for name in given.vs
-    ]
+    kinds = {name: PEERS[name][0] for name in given.vs}
+    contenders = [kind(world, *((name, given.nccl) if kind is Nccl else ())) for name, kind in kinds.items()]
     contenders += [
         Ours(world, name, out == "symmetric", sms)
         for sms in budgets(given)
@@ -69,7 +62,7 @@ def _command(case):
         dtypes=DTYPES,
         host=named(case.op),
         without="all of them, and auto",
-        peers=PEERS,
+        peers={name: what for name, (_, what) in PEERS.items()},
         vs=",".join(NCCL_WAYS),
         sms=True,
         iters="20 up to 4 MB, 5 above",

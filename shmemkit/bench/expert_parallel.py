@@ -192,14 +192,10 @@ class ByNccl(Nccl):
 
     def start(self, case):
         super().start(case)
-        self._steps = Steps(case, self.out, self.once, self._exchange)
+        self._run = Steps(case, self.out, self.once, self._exchange)
 
     def call(self):
-        self._steps()
-
-    def stop(self):
-        super().stop()
-        self._steps = None
+        self._run()
 
     def _exchange(self, rows, counts, out, out_counts):
         size = rows.itemsize * rows.shape[1]

@@ -35,6 +35,7 @@ import warnings
 from pathlib import Path
 
 from shmemkit.support import installed
+from shmemkit.support.command_line import say
 from shmemkit.support.progress import showing
 from shmemkit.support.settings import switch
 
@@ -175,11 +176,9 @@ def locked(path):
                     break
                 if waited > TELL_AFTER and not told:
                     told = True
-                    print(
+                    say(
                         "shmemkit: waiting for another process that compiles for the JIT cache and holds the "
-                        f"lock {path}; in {LOCK_TIMEOUT - waited:.0f} s this one compiles the code itself",
-                        file=sys.stderr,
-                        flush=True,
+                        f"lock {path}; in {LOCK_TIMEOUT - waited:.0f} s this one compiles the code itself"
                     )
                 time.sleep(0.02)
             except OSError:  # a file system without locks

@@ -1,36 +1,24 @@
 """What other rooms use of numba-cuda's insides, and how this one replaces Numba's contexts."""
 
+# ruff: noqa: F401 - other rooms import these names from here
+
 import contextlib
 import os
 from typing import Any, NamedTuple
 
 from cuda.core import ObjectCode  # pyright: ignore[reportAttributeAccessIssue]
 from numba.cuda import bf16, decorators, fp16, vectorizers
-from numba.cuda.args import ArgHint
+from numba.cuda.args import ArgHint  # cuda.In and the like
 from numba.cuda.core import config  # pyright: ignore[reportAttributeAccessIssue]
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.cudadrv.driver import Stream as NumbaStream
 from numba.cuda.descriptor import cuda_target
-from numba.cuda.dispatcher import CUDADispatcher
+from numba.cuda.dispatcher import CUDADispatcher  # a function decorated with @cuda.jit
 from numba.cuda.errors import normalize_kernel_dimensions
-from numba.cuda.libdevicefuncs import functions as libdevice_functions
-from numba.cuda.np.numpy_support import as_dtype, from_dtype
-
-__all__ = [
-    "ArgHint",  # cuda.In and the like
-    "CUDADispatcher",  # a function decorated with @cuda.jit
-    "Module",
-    "NumbaStream",
-    "bf16",
-    "contexts_instead",
-    "fp16",
-    "libdevice_functions",  # name -> (type of the result, parameters)
-    "as_dtype",  # Numba's type -> NumPy's dtype
-    "decorators",
-    "from_dtype",  # NumPy's dtype -> Numba's type
-    "normalize_kernel_dimensions",
-    "vectorizers",
-]
+from numba.cuda.libdevicefuncs import (
+    functions as libdevice_functions,
+)  # name: (result, parameters)
+from numba.cuda.np.numpy_support import as_dtype, from_dtype  # Numba's type -> NumPy's, and back
 
 
 def no_warnings_of_small_grids():

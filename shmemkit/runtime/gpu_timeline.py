@@ -192,9 +192,8 @@ class GpuRecorder:
         self._leave()
         self.world.synchronize()
         modules.record_to(*self._before[:-1])
-        spans, marks, lost = self._recorded(self.world.asnumpy(self.buffer))
-        times = [each.begin for each in spans] + [mark.time for mark in marks]
-        firsts = self.world.host_allgather(min(times) - self.offset if times else None)
+        spans, marks, lost, first = self._recorded(self.world.asnumpy(self.buffer))
+        firsts = self.world.host_allgather(None if first is None else first - self.offset)
         base = min((t for t in firsts if t is not None), default=0) + self.offset
         uncertainty = max(self.world.host_allgather(self.uncertainty))
         return self._trace(spans, marks, lost, base, uncertainty_ns=uncertainty)
@@ -203,18 +202,20 @@ class GpuRecorder:
         """-> likewise, of what there is, by the rank's own clock, without waiting for other ranks or kernels.
         These go on recording, where nobody will read it."""
         self._leave()
-        spans, marks, lost = self._recorded(modules.read())
-        times = [each.begin for each in spans] + [mark.time for mark in marks]
-        return self._trace(spans, marks, lost, min(times, default=0))
+        spans, marks, lost, first = self._recorded(modules.read())
+        return self._trace(spans, marks, lost, first or 0)
 
     def _leave(self):
         if modules.recorder is self:  # else an outer one has ended before
             modules.recorder = self._before[-1]
 
     def _recorded(self, words):
+        """-> (spans, marks, how many were lost, when the first one begins or None)"""
         records, lost = timeline_records.decoded(words, self.sms, self.capacity)
         spans, marks = spans_of(records, self.me, self._what)
-        return [*spans, *self._of_copies(), *self._of_host()], marks, lost + self.lost
+        spans += [*self._of_copies(), *self._of_host()]
+        times = [*(span.begin for span in spans), *(mark.time for mark in marks)]
+        return spans, marks, lost + self.lost, min(times, default=None)
 
     def _trace(self, spans, marks, lost, base, **about):
         for span in spans:
@@ -227,15 +228,8 @@ class GpuRecorder:
         for addresses, n_bytes, begin, end in self.copies:
             since, took = (self.world.backend.elapsed_ns(*p) for p in ((self._event, begin), (begin, end)))
             if since is not None and took is not None:  # else it has not run, as those of a graph
-                first = self._seen + since
-                yield Span(
-                    Track(self.me, COPIES),
-                    "copy",
-                    self._name(*addresses),
-                    first,
-                    first + took,
-                    {"bytes": n_bytes},
-                )
+                begin, name, args = self._seen + since, self._name(*addresses), {"bytes": n_bytes}
+                yield Span(Track(self.me, COPIES), "copy", name, begin, begin + took, args)
 
     def _name(self, *addresses):
         """Of a copy to and from these addresses."""

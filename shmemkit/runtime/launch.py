@@ -175,12 +175,7 @@ class Launch:
             raise TypeError(
                 f"bind(): args is {shown(args)}; it must be a tuple of the kernel's arguments: (x,) for one"
             )
-        args = list(args)
-        if len(args) != len(self._names):
-            raise TypeError(
-                f"bind(): args has {len(args)} arguments; kernel {self.name} takes {len(self._names)}: "
-                f"{', '.join(self._names)}"
-            )
+        self._check_number("bind(): args", args)
         self._args = args = [self._shared(*each) for each in zip(self._names, args, strict=True)]
         self._types = [self._type_of(name, value) for name, value in zip(self._names, args, strict=True)]
 
@@ -210,16 +205,17 @@ class Launch:
 
         It compiles and loads nothing, so that it may be called while kernels wait.
         """
-        if len(args) != len(self._names):
-            raise TypeError(
-                f"with_args() has {len(args)} arguments; kernel {self.name} takes {len(self._names)}: "
-                f"{', '.join(self._names)}"
-            )
+        self._check_number("with_args()", args)
         other = copy.copy(self)
         other._own_arguments()
         for index, value in enumerate(args):
             other.set(index, value)
         return other
+
+    def _check_number(self, who, args):
+        if len(args) != len(self._names):
+            names = f"{len(self._names)}: {', '.join(self._names)}"
+            raise TypeError(f"{who} has {len(args)} arguments; kernel {self.name} takes {names}")
 
     def forget_arrays(self) -> None:
         """From now on the caller keeps the arrays alive (the emulator keeps them all the same)."""

@@ -81,24 +81,19 @@ def trace(spans, marks=(), arrows=(), unit="step", **about):
     scale = UNITS[unit]
     tracks = _Tracks(spans, marks)
     events = []
-    for span in spans:
-        pid, tid = tracks.of(span)
-        events.append(
-            {
-                **{"name": span.name, "cat": span.kind, "ph": "X", "ts": span.begin * scale},
-                **{"dur": (span.end - span.begin) * scale, "pid": pid, "tid": tid, "args": span.args},
-            }
-        )
+
+    def add(ph, on, name, kind, time, args, **more):
+        pid, tid = tracks.of(on)
+        what = {"name": name, "cat": kind, "ph": ph, "ts": time * scale, "pid": pid, "tid": tid}
+        events.append({**what, "args": args, **more})
+
+    for s in spans:
+        add("X", s, s.name, s.kind, s.begin, s.args, dur=(s.end - s.begin) * scale)
     for mark in marks:
-        pid, tid = tracks.of(mark)
-        what = {"name": mark.name, "cat": mark.kind, "ph": "i", "s": "t", "ts": mark.time * scale}
-        events.append({**what, "pid": pid, "tid": tid, "args": mark.args})
-    for i, arrow in enumerate(arrows):
-        ends = ("s", arrow.source, arrow.left, {}), ("f", arrow.target, arrow.arrived, {"bp": "e"})
-        for ph, span, time, more in ends:
-            pid, tid = tracks.of(span)
-            what = {"name": arrow.name, "cat": "signal", "ph": ph, "id": i + 1, "ts": time * scale}
-            events.append({**what, "pid": pid, "tid": tid, "args": {}, **more})
+        add("i", mark, mark.name, mark.kind, mark.time, mark.args, s="t")
+    for i, arrow in enumerate(arrows, 1):
+        add("s", arrow.source, arrow.name, "signal", arrow.left, {}, id=i)
+        add("f", arrow.target, arrow.name, "signal", arrow.arrived, {}, id=i, bp="e")
     # The longest first of those that begin together: they enclose the others.
     events.sort(key=lambda e: (e["pid"], e["tid"], e["ts"], -e.get("dur", 0)))
     return {
