@@ -10,13 +10,13 @@ Rank 0 alone looks at files and at the clock, and tells the others: all ranks me
 
 import dataclasses
 import json
-import os
 import time
 from pathlib import Path
 
 from shmemkit.collectives import cost_model, tuning
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.support.settings import listed
+from shmemkit.support.whole_files import write_whole
 
 from . import loop
 from . import options as kinds
@@ -76,9 +76,7 @@ class Tuner:
             self.part.unlink(missing_ok=True)
         elif self.world.rank == 0:
             rows = [{k: v for k, v in dataclasses.asdict(row).items() if v is not None} for row in self.rows]
-            temporary = self.part.with_name(f".{self.part.name}.{os.getpid()}")
-            temporary.write_text(json.dumps({**self._about(), "rows": rows}))
-            os.replace(temporary, self.part)
+            write_whole(self.part, json.dumps({**self._about(), "rows": rows}))
 
     def add(self, *args, **about):
         self.rows.append(Row(*args, **about))

@@ -40,6 +40,7 @@ from typing import NamedTuple
 from shmemkit.support.agreement import counted, reported_by
 from shmemkit.support.settings import listed
 from shmemkit.support.sizes import size_text
+from shmemkit.support.whole_files import write_whole
 
 from . import cost_model
 
@@ -470,12 +471,7 @@ def update(path, op, entry):
     table[op] = [entries[place] for place in sorted(entries)]
     _check(table)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(_text(table))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, _text(table))
 
 
 def _place(entry):

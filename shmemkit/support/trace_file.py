@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from .settings import shown
+from .whole_files import write_whole
 
 UNITS = {"step": 1.0, "ns": 1e-3}  # of a time -> microseconds of the file
 HOST = "host"
@@ -225,24 +225,7 @@ def timeline_file(source, given=None):
 
 def save(data, path):
     """Write `data` to the file `path`, whole or not at all."""
-    path = os.path.abspath(os.fspath(path))
-    folder, name = os.path.split(path)
-    handle, partial = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, separators=(",", ":"))
-            file.write("\n")
-        os.chmod(partial, 0o666 & ~_umask())
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
-
-
-def _umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    write_whole(path, json.dumps(data, separators=(",", ":")) + "\n")
 
 
 def load(path):

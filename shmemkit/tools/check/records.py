@@ -3,11 +3,11 @@ whether all was right, when, and how long it took. ``shmemkit doctor`` and the n
 
 import datetime
 import json
-import os
 import platform
 
 from shmemkit import __version__
 from shmemkit.compiler.jit_cache import digest, folder
+from shmemkit.support.whole_files import write_whole
 
 PREFIX, FORMAT = "check-", 1
 
@@ -34,10 +34,7 @@ def write(gpu, ranks, answer, seconds, cases, why=""):
     found |= {"format": FORMAT, "date": datetime.datetime.now().isoformat(timespec="seconds")}
     try:
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = _path(where, gpu, ranks)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(found))
-        os.replace(temporary, path)
+        write_whole(_path(where, gpu, ranks), json.dumps(found))
     except OSError:
         return  # the result was printed; the next doctor says that it never ran
 

@@ -15,7 +15,6 @@ import contextlib
 import datetime
 import functools
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from shmemkit.bench.results import NCCL_WAYS, Results, case_of
 from shmemkit.support.installed import versions
+from shmemkit.support.whole_files import write_whole
 
 from .. import ledger
 from .plan import ALL
@@ -61,11 +61,7 @@ def read(path):
 
 
 def write(path, data):
-    """At once: whoever reads the file finds the old data or the new."""
-    path = Path(path)
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(new, path)
+    write_whole(path, json.dumps(data, indent=1) + "\n")
 
 
 def is_done(data, batch, case):

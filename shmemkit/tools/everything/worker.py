@@ -14,6 +14,7 @@ import shmemkit as sk
 from shmemkit.bench import measure, nccl
 from shmemkit.bench.__main__ import NO_MULTICAST, parse
 from shmemkit.bench.torch_peer import TorchCall, leave
+from shmemkit.support.whole_files import write_whole
 from shmemkit.typing import Backend
 
 from .. import ledger
@@ -80,9 +81,7 @@ class Heartbeat:
     def __call__(self, text):
         if self._path:
             self._n += 1
-            new = self._path.with_suffix(".new")
-            new.write_text(json.dumps(self._about | {"at": text, "n": self._n}))
-            os.replace(new, self._path)
+            write_whole(self._path, json.dumps(self._about | {"at": text, "n": self._n}))
 
     @contextlib.contextmanager
     def progress(self, total):
