@@ -160,11 +160,13 @@ class Communicator:
             )
         return window
 
-    def deregister(self, window):
-        self.library("CommWindowDeregister", self._handle, window)
-
-    def destroy(self):
+    def destroy(self, windows, addresses):
+        """Give these windows, the communicator and the memory at these addresses back."""
+        for window in windows:
+            self.library("CommWindowDeregister", self._handle, window)
         self.library("CommDestroy", self._handle)
+        for address in addresses:
+            self.library("MemFree", address)
 
 
 class Nccl(Contender):
@@ -248,12 +250,8 @@ class Nccl(Contender):
             return
         gc.collect()  # NCCL waits for graphs that have captured its calls
         try:
-            for _, _, window in self._blocks:
-                if window is not None:
-                    self._comm.deregister(window)
-            self._comm.destroy()
-            for address in self._memory:
-                self._comm.library("MemFree", address)
+            windows = [window for _, _, window in self._blocks if window is not None]
+            self._comm.destroy(windows, self._memory)
         except ValueError as error:  # what was measured is not lost
             say(f"{self.method} cannot be closed: {error}")
 

@@ -77,21 +77,21 @@ def missing(plot):
     return None
 
 
-def _console():
+def _rich():
+    """-> (a console, rich's Table, rich's Text)"""
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     # Launchers such as mpirun give a terminal that has no width. With TERM=dumb, rich takes 80 columns unless
     # it has a height, too.
     width = shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns
-    return Console(width=width, height=25, highlight=False)
+    return Console(width=width, height=25, highlight=False), Table, Text
 
 
 def show(results):
     """Print the table of each operation."""
-    from rich.table import Table
-    from rich.text import Text
-
-    console = _console()
+    console, Table, Text = _rich()
     console.print(results.heading(), markup=False)
     if results.p2p_GBps and not results.emulated:
         console.print(f"one rank to another: {results.p2p_GBps:.0f} GB/s", markup=False)
@@ -135,10 +135,7 @@ def _verdict(rows):
 
 def show_choices(entry, path):
     """Print an entry of the tuning table, which is now in the file `path`."""
-    from rich.table import Table
-    from rich.text import Text
-
-    console = _console()
+    console, Table, Text = _rich()
     nodes = entry["n_nodes"]
     place = f"{entry['gpu']}, {ranks_of(entry['n_ranks'])}, {nodes} node{'s' * (nodes > 1)}"
     console.print(f"auto on {place}, from now on (in {path}):", markup=False, soft_wrap=True)
@@ -152,10 +149,7 @@ def show_choices(entry, path):
 
 def show_comparison(comparison):
     """Print what has become slower, and how the others' times changed."""
-    from rich.table import Table
-    from rich.text import Text
-
-    console = _console()
+    console, Table, Text = _rich()
     slower, pairs = comparison.slower, comparison.pairs
     if slower:
         titles = "", "method", "out", "us then", "us now", "now / then"

@@ -5,6 +5,7 @@ import os
 from typing import NamedTuple
 
 from .agreement import ranks_text
+from .installed import text_of
 from .settings import listed
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -22,11 +23,7 @@ class Host(NamedTuple):
 
 def boot_id():
     """Different on each machine, and alike in all its containers; "" where it is not known."""
-    try:
-        with open(BOOT_ID) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return text_of(BOOT_ID)
 
 
 def machine():
@@ -106,12 +103,6 @@ def nics():
     found = []
     for port in sorted(glob.glob(f"{NICS}/*/ports/*")):
         name, _, number = port[len(NICS) + 1 :].split("/")
-        facts = []
-        for fact in ("state", "rate"):
-            try:
-                with open(f"{port}/{fact}") as file:
-                    facts.append(file.read().rpartition(":")[2].strip())
-            except OSError:
-                pass
-        found.append(f"{name} port {number}: {', '.join(facts) or 'not readable'}")
+        facts = [text_of(f"{port}/{fact}").rpartition(":")[2].strip() for fact in ("state", "rate")]
+        found.append(f"{name} port {number}: {', '.join(filter(None, facts)) or 'not readable'}")
     return found

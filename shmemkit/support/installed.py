@@ -16,9 +16,14 @@ def versions(names):
 
 def driver_release():
     """-> the version of NVIDIA's kernel driver, as "580.65.06", or None where /proc does not say"""
-    try:
-        with open("/proc/driver/nvidia/version") as file:
-            found = re.search(r"\b(\d{3,}(?:\.\d+)+)\b", file.readline())
-    except OSError:
-        return None
+    found = re.search(r"\b(\d{3,}(?:\.\d+)+)\b", text_of("/proc/driver/nvidia/version"))
     return found and found[1]
+
+
+def text_of(path):
+    """-> what is in a small file of the system, or "" if it cannot be read"""
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""

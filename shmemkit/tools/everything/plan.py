@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from shmemkit.bench.cases import CASES
 from shmemkit.bench.commands import COMMANDS
-from shmemkit.bench.results import NCCL, NCCL_WAYS
+from shmemkit.bench.results import NCCL, NCCL_WAYS, ranks_of
 from shmemkit.bench.sizes import parse_size, size_text
 
 SIZES = "8K,64K,512K,1M,4M,16M,32M,64M,128M,256M".split(",")
@@ -52,8 +52,7 @@ class Batch(NamedTuple):
     @property
     def text(self):
         cases = f": {', '.join(self.cases)}" if self.option else ""
-        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
-        return f"{self.file}, {ranks}, {self.what}{cases}"
+        return f"{self.file}, {ranks_of(self.ranks)}, {self.what}{cases}"
 
     def key(self, case):
         """What a file calls the case (``results.case_of``)."""
