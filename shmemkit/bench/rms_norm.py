@@ -105,9 +105,8 @@ PEERS = {"torch_nccl": TorchNccl, "torch_one_shot": TorchOneShot}  # what --vs t
 def plan(world, options):
     entries = [Entry(Ours(world), "all_reduce", "AllReduce")]
     entries += [Entry(PEERS[name](world)) for name in options.vs]
-    entries += [
-        Entry(Ours(world, method)) for method in options.methods or ("auto", *sk.AllReduceRMSNorm.methods)
-    ]
+    methods = options.methods or ("auto", *sk.AllReduceRMSNorm.methods)
+    entries += [Entry(Ours(world, method)) for method in methods]
     cases = [NormCase(world, shape, as_dtype(options.dtype)) for shape in options.shapes]
     return entries, [{"all_reduce": case.sums, None: case} for case in cases]
 

@@ -4,6 +4,8 @@ import contextlib
 import importlib.metadata
 import re
 
+DRIVER = "/proc/driver/nvidia/version"
+
 
 def versions(names):
     """-> {name: version} of those packages that are installed"""
@@ -16,7 +18,7 @@ def versions(names):
 
 def driver_release():
     """-> the version of NVIDIA's kernel driver, as "580.65.06", or None where /proc does not say"""
-    found = re.search(r"\b(\d{3,}(?:\.\d+)+)\b", text_of("/proc/driver/nvidia/version"))
+    found = re.search(r"\b(\d{3,}(?:\.\d+)+)\b", text_of(DRIVER))
     return found and found[1]
 
 

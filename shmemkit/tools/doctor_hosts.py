@@ -23,6 +23,7 @@ from shmemkit.support import timeouts
 from shmemkit.support.agreement import by_text, ranks_text
 from shmemkit.support.command_line import messages_only
 from shmemkit.support.hosts import Hosts, nics, transport
+from shmemkit.support.installed import text_of
 
 from .doctor import EMULATOR_PACKAGES, GPU_PACKAGES, Machine
 
@@ -111,22 +112,15 @@ def facts(here):
 
 
 def _has_module(*names):
-    try:
-        with open("/proc/modules") as file:
-            return any(line.split()[0] in names for line in file)
-    except OSError:
-        return False
+    return any(line.split()[0] in names for line in text_of("/proc/modules").splitlines())
 
 
 def mtus(folder="/sys/class/net"):
     """ "eth0 1500, ib0 4092", of the interfaces that are up"""
     found = []
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
-        try:
-            state, mtu = (open(f"{folder}/{name}/{fact}").read().strip() for fact in ("operstate", "mtu"))
-        except OSError:
-            continue
-        if name != "lo" and state != "down":
+        state, mtu = (text_of(f"{folder}/{name}/{fact}") for fact in ("operstate", "mtu"))
+        if mtu and name != "lo" and state != "down":
             found.append(f"{name} {mtu}")
     return ", ".join(found)
 
