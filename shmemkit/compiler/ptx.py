@@ -16,6 +16,7 @@ Python on top of these:
 
 import functools
 import inspect
+from typing import Any
 
 from llvmlite import ir
 from numba.cuda import PTXSource, cgutils, types
@@ -53,7 +54,7 @@ def gpu(primitive):
     return register
 
 
-def _gpu_intrinsic(define):
+def _gpu_intrinsic(define) -> Any:
     """A decorator as `gpu`, for a primitive that is an intrinsic on the GPU:
     ``define(typing_function, *types of arguments)`` -> (its signature, how its code is made)."""
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from subprocess import DEVNULL, PIPE, STDOUT
 
 from shmemkit.support import command_line, progress, settings, timeouts
 
@@ -306,9 +307,11 @@ def protocol_for(srun, library):
 
 def _output(command):
     """What a program prints, within 20 s."""
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        return subprocess.run(command, **streams, text=True, errors="replace", timeout=20).stdout
+        run = subprocess.run(
+            command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", timeout=20
+        )
+        return run.stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
