@@ -10,7 +10,7 @@ import time
 import types
 
 from shmemkit.emu.rendezvous import Rendezvous
-from shmemkit.emu.stand_in_modules import Served, StandIn
+from shmemkit.emu.stand_in_modules import Served, StandIn, named
 from shmemkit.emu.vector_clock import joined
 
 from .current_process import current
@@ -288,13 +288,13 @@ def modules():
         **OPS,
         **TYPES,
         **_THREADS,
+        **named(Comm, Op, Request, Status),
         "ANY_SOURCE": ANY_SOURCE,
         "ANY_TAG": ANY_TAG,
         "COMM_NULL": COMM_NULL,
         "COMM_SELF": COMM_SELF,
         "COMM_TYPE_SHARED": COMM_TYPE_SHARED,
         "COMM_WORLD": COMM_WORLD,
-        "Comm": Comm,
         "ERRORS_ARE_FATAL": "ERRORS_ARE_FATAL",
         "ERRORS_RETURN": "ERRORS_RETURN",
         "Exception": MPIError,
@@ -309,11 +309,8 @@ def modules():
         "Intracomm": Comm,
         "Is_finalized": lambda: _finalized(),
         "Is_initialized": lambda: True,
-        "Op": Op,
         "PROC_NULL": PROC_NULL,
         "Query_thread": lambda: 3,
-        "Request": Request,
-        "Status": Status,
         "UNDEFINED": UNDEFINED,
         "Wtick": lambda: time.get_clock_info("perf_counter").resolution,
         "Wtime": time.perf_counter,

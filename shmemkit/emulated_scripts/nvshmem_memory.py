@@ -6,7 +6,7 @@ import numpy as np
 
 from shmemkit.emu.device_arrays import address
 from shmemkit.emu.run import current_host
-from shmemkit.emu.stand_in_modules import Served
+from shmemkit.emu.stand_in_modules import Served, named
 from shmemkit.support.settings import shown
 
 from .cupy import ndarray
@@ -154,15 +154,6 @@ def tracked(array, call):
     return entry[0]
 
 
-MEMBERS = {
-    "NvshmemError": NvshmemError,
-    "NvshmemInvalid": NvshmemInvalid,
-    "array": array,
-    "array_get_buffer": array_get_buffer,
-    "buffer": buffer,
-    "bytearray": bytearray,
-    "free": free,
-    "free_array": free_array,
-    "get_peer_array": get_peer_array,
-    "get_peer_buffer": get_peer_buffer,
-}
+MEMBERS = named(NvshmemError, NvshmemInvalid, array, array_get_buffer, buffer, bytearray) | named(
+    free, free_array, get_peer_array, get_peer_buffer
+)

@@ -5,6 +5,7 @@ import numpy as np
 from shmemkit import device
 from shmemkit.device.enums import comparison_name
 from shmemkit.emu.device_arrays import address
+from shmemkit.emu.stand_in_modules import named
 from shmemkit.support.settings import listed, shown
 
 from .current_process import current
@@ -179,27 +180,8 @@ def broadcast(team, dst_array, src_array, root=0, stream=None):
     _collective("broadcast", team, dst_array, src_array, stream, root=root)
 
 
-MEMBERS = {
-    f.__name__: f
-    for f in (
-        alltoall,
-        barrier,
-        barrier_all,
-        broadcast,
-        fcollect,
-        get,
-        get_nbi,
-        put,
-        put_nbi,
-        put_signal,
-        put_signal_nbi,
-        quiet,
-        reduce,
-        reducescatter,
-        signal_fetch,
-        signal_op,
-        signal_wait,
-        sync,
-        sync_all,
-    )
-}
+MEMBERS = (
+    named(put, put_nbi, get, get_nbi, put_signal, put_signal_nbi, signal_op, signal_wait, signal_fetch)
+    | named(barrier, barrier_all, quiet, sync, sync_all)
+    | named(alltoall, broadcast, fcollect, reduce, reducescatter)
+)
