@@ -11,7 +11,7 @@ import numpy as np
 from shmemkit.compiler.numba_internals import bf16, fp16
 
 from .cuda_integers import CASTS, from_scalar
-from .libdevice import to_integer
+from .libdevice import rounded, to_integer
 
 _INTEGERS = {"char": "int8", "short": "int16", "int": "int32", "ll": "int64"}
 _INTEGERS |= {f"u{name}": f"u{dtype}" for name, dtype in _INTEGERS.items()}
@@ -50,7 +50,7 @@ class Half:
     """The functions of ``cuda.fp16``, or of ``cuda.bf16``, of elements `dtype` (a NumPy scalar type)."""
 
     def __init__(self, dtype, module):
-        self._dtype, self._infinity = dtype, dtype(math.inf)
+        self._dtype = dtype
         for name in dir(module):
             function = self._function(name.lstrip("_"))
             if function is not None:
@@ -123,42 +123,10 @@ class Half:
 
     def _rounded(self, value, mode):
         """The number `value`, rounded once."""
-        dtype = self._dtype
-        if not isinstance(value, (int, Fraction)):
-            if not math.isfinite(value):
-                return dtype(value)
-            if value == 0:
-                return dtype(value)
-            value = Fraction(float(value))
-        if value == 0:
-            return dtype(0)
-        near = dtype(float(value))  # may be rounded twice
-        options = [near, self._next(near, -1), self._next(near, 1)]
-        limit = float(np.finfo(dtype).max) if dtype is np.float16 else float(ml_dtypes.finfo(dtype).max)
-
-        def exact(x):  # infinity counts as the power of two after the largest number
-            x = float(x)
-            return (
-                Fraction(x)
-                if math.isfinite(x)
-                else Fraction(math.copysign(2.0 ** math.ceil(math.log2(limit)), x))
-            )
-
-        if mode == "rn":
-            return min(options, key=lambda x: (abs(exact(x) - value), int(np.array(x).view("u2")[()]) & 1))
-        below = [x for x in options if float(x) <= value]
-        above = [x for x in options if float(x) >= value]
-        if mode == "rd" or mode == "rz" and value > 0:
-            return max(below)
-        return min(above)
-
-    def _next(self, x, direction):
-        """The neighbour of `x`."""
-        bits = int(np.array(x).view("i2")[()])
-        number = bits if bits >= 0 else -(bits & 0x7FFF)  # as floats are ordered
-        top = int(np.array(self._infinity).view("i2")[()])
-        number = min(max(number + direction, -top), top)
-        return np.array(number if number >= 0 else -number | 0x8000, "u2").view(self._dtype)[()]
+        value = value if isinstance(value, (int, Fraction)) else float(value)
+        if not value or not math.isfinite(value):
+            return self._dtype(value)
+        return rounded(Fraction(value), self._dtype, mode)
 
     def _saturated(self, x):
         return self._dtype(0) if x != x else min(max(x, self._dtype(0)), self._dtype(1))
