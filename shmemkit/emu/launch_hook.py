@@ -17,7 +17,7 @@ from shmemkit.support.gpus import n_gpus
 from shmemkit.support.settings import integer, shown
 
 from . import signatures, ufuncs
-from .grid import Launch
+from .grid import Launch, Shape
 from .stand_in_modules import refuse
 from .stream import Event, Stream, default_stream, find
 from .thread import Thread
@@ -64,20 +64,11 @@ class Configured:
                 f"{len(parameters)}: {', '.join(parameters)}"
             )
         type_check.check(self.kernel, arguments)
-        launch = Launch(
-            self.stream,
-            function.__name__,
-            rebind(function),
-            parameters,
-            self.grid,
-            self.block,
-            self.shared,
-            signatures.converted(self.kernel, arguments),
-            self.pdl,
-            self.cluster,
-            self.members,
+        arguments = signatures.converted(self.kernel, arguments)
+        shape = Shape(self.grid, self.block, self.shared, self.pdl, self.cluster, self.members)
+        self.stream.enqueue(
+            Launch(self.stream, function.__name__, rebind(function), parameters, arguments, shape)
         )
-        self.stream.enqueue(launch)
 
 
 def _configure(kernel, configuration):

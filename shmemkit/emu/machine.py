@@ -175,12 +175,12 @@ class Machine:
 
     def blame(self, error):
         """Add the races that were found to `error`, which ends the run: it may have failed for them."""
-        races = [] if self.races is None else self.races.untold()
-        if races and isinstance(error, Exception) and not isinstance(error, RaceError):
+        if self.races is None or not isinstance(error, Exception) or isinstance(error, RaceError):
+            return
+        if races := self.races.untold():
             error.races = races
             add_text(error, f"Besides, {races_text(races)}")
-        unwritten = None if self.races is None else self.races.untold_unwritten()
-        if unwritten and isinstance(error, Exception) and not isinstance(error, RaceError):
+        if unwritten := self.races.untold_unwritten():
             add_text(error, f"Besides, {unwritten}")
 
     def clear(self):

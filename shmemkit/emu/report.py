@@ -55,19 +55,22 @@ def shown_line(file, lineno):
     return f"{shown_place(file, lineno)}: {linecache.getline(file, lineno).strip()}"
 
 
-def kernel_line(frame):
-    """ "file:line: source" of the innermost line of the user's code at or above `frame`; None where there is
-    none, as in the copies of streams."""
-    while frame is not None and not is_kernel_code(frame):
+def kernel_frame(frame, is_it=is_kernel_code):
+    """The innermost frame of a kernel at or above `frame`; None if there is none, as in copies of streams."""
+    while frame is not None and not is_it(frame):
         frame = frame.f_back
+    return frame
+
+
+def kernel_line(frame):
+    """Likewise, its "file:line: source"."""
+    frame = kernel_frame(frame)
     return None if frame is None else _line(frame)
 
 
 def user_frame(frame):
     """The innermost frame of the user's code at or above `frame`, or None."""
-    while frame is not None and not is_user_code(frame):
-        frame = frame.f_back
-    return frame
+    return kernel_frame(frame, is_user_code)
 
 
 def user_line():

@@ -134,10 +134,7 @@ class Scheduler:
         """Run threads until `is_done()`. -> False when nothing can run any more before that."""
         ready = self.ready
         while not is_done():
-            if not ready:
-                if not self._deliver() and not self.poll() and not (self.idle and self.idle()):
-                    return False
-            elif self.spinning.polls and self._turns_in_vain():
+            if not ready or self.spinning.polls and self._turns_in_vain():
                 if not self._deliver() and not self.poll() and not (self.idle and self.idle()):
                     return False
             elif self.choice is None:

@@ -320,7 +320,7 @@ def memory_operations(stream, operations):
 
 def _operation(kind, stream, name, function, *arguments):
     # Arrays go in a tuple: they have no names, and reports take those of their allocations.
-    return kind(stream, name, function, ["arguments"], (1, 1, 1), (1, 1, 1), 0, [arguments])
+    return kind(stream, name, function, ["arguments"], [arguments])
 
 
 def _copy(arguments):

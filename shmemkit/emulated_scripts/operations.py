@@ -9,23 +9,13 @@ from shmemkit.emu.grid import Launch
 def on_stream(name, stream, primitive, **arguments):
     """Enqueue ``primitive(*arguments)``, a function of ``shmemkit.device``, on the emulated `stream`. Reports
     show it as kernel `name`, at the line of the script that calls."""
-    launch = Launch(
-        stream,
-        name,
-        _called_from(sys._getframe(1), name, primitive),
-        list(arguments),
-        (1, 1, 1),
-        (1, 1, 1),
-        0,
-        list(arguments.values()),
-    )
-    stream.enqueue(launch)
+    function = _called_from(sys._getframe(1), name, primitive)
+    stream.enqueue(Launch(stream, name, function, list(arguments), list(arguments.values())))
 
 
 def _called_from(frame, name, primitive):
     """`primitive`, called from the innermost line of the script at or above `frame`."""
-    while frame is not None and not report.is_kernel_code(frame):
-        frame = frame.f_back
+    frame = report.kernel_frame(frame)
 
     def call(*arguments):
         primitive(*arguments)
