@@ -140,9 +140,9 @@ class Block(Participation):
 
 
 class Shape(NamedTuple):
-    """How a kernel is launched. `grid` blocks of `block` threads, each block with `shared` bytes of dynamic shared
-    memory; `pdl` as in ``shmemkit.bind``, `cluster` the blocks of one, along x. `members`: whose ranks the
-    kernel speaks of, default those of the World."""
+    """How a kernel is launched: `grid` blocks of `block` threads, each block with `shared` bytes of dynamic
+    shared memory; `pdl` as in ``shmemkit.bind``, `cluster` the blocks of one, along x. `members`: whose ranks
+    the kernel speaks of, default those of the World."""
 
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)

@@ -25,7 +25,7 @@ _int32, _int64, _uint32, _uint64 = (CASTS[name] for name in ("int32", "int64", "
 
 
 def rounded(exact, dtype, mode):
-    """The Fraction `exact`, not 0, as a float of `dtype`: to nearest (rn), down (rd), up (ru) or to 0 (rz)."""
+    """The Fraction `exact`, not 0, as a float of `dtype`; to nearest (rn), down (rd), up (ru), to 0 (rz)."""
     try:
         near = dtype(float(exact))  # may be rounded twice
     except OverflowError:

@@ -19,7 +19,6 @@ import collections
 import itertools
 import sys
 import weakref
-from bisect import bisect_right
 from dataclasses import replace
 
 import numpy as np
@@ -108,27 +107,18 @@ class Races:
         """`array` with the record of its accesses."""
         if array.size == 0:
             return _seen(array)
-        region = self.region_of(array) if self.is_symmetric(array) else self._of_owner(array)
+        pe, offset = self.machine.located(address(array))
+        region = self._of_owner(array) if pe is None else self._of_heap(pe, offset, array)
         return _seen(array) if region is None else tracked(array, region)
 
     def region_of(self, array):
         """The Region of the symmetric memory of `array`; None for other memory."""
-        machine = self.machine
-        if not self.is_symmetric(array):
-            return None
-        return self._of_heap(*divmod(address(array) - machine.memory_address, machine.heap_size), array)
-
-    def is_symmetric(self, array):
-        return self._is_in_heap(address(array))
-
-    def _is_in_heap(self, at):
-        return 0 <= at - self.machine.memory_address < self.machine.memory.size
+        pe, offset = self.machine.located(address(array))
+        return None if pe is None else self._of_heap(pe, offset, array)
 
     def _of_heap(self, pe, offset, array):
-        allocations = self.machine.heaps[pe].allocations
-        found = bisect_right(allocations, offset, key=lambda a: a.offset) - 1
-        allocation = allocations[found] if found >= 0 else None
-        if allocation is None or offset >= allocation.offset + allocation.size:
+        allocation = self.machine.heaps[pe].at(offset)
+        if allocation is None:
             self.machine.refuse_freed(pe, array, "a kernel accesses")
             return None
         region = self.regions.get((pe, allocation.offset))
@@ -530,7 +520,8 @@ class Races:
                 self.read_unwritten(region, at, access)
             return
         place = region.base + at * region.grain
-        self.ranks[signature].add(self.pe_of(place) if self._is_in_heap(place) else access[0].of.pe)
+        pe, _ = self.machine.located(place)
+        self.ranks[signature].add(access[0].of.pe if pe is None else pe)
         known = self.found.get(signature)
         # A write that is read too early says more of what is missing than a read that comes before the write.
         if known is not None and (known[0].first.is_write or earlier_what != "write"):

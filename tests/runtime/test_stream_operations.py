@@ -256,7 +256,7 @@ def driver(monkeypatch):
     import cuda.bindings.driver
 
     fake = FakeDriver(cuda.bindings.driver)
-    monkeypatch.setattr(bindings, "driver", fake)
+    monkeypatch.setattr("shmemkit.backends.nvshmem.driver", fake)
     return fake
 
 
