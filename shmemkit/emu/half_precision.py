@@ -1,6 +1,7 @@
 """``cuda.fp16`` and ``cuda.bf16`` inside emulated kernels: each result is rounded once, to nearest."""
 
 import math
+import operator
 import re
 from fractions import Fraction
 from typing import Any
@@ -18,12 +19,7 @@ _INTEGERS |= {f"u{name}": f"u{dtype}" for name, dtype in _INTEGERS.items()}
 _INTEGERS |= {dtype: dtype for dtype in list(_INTEGERS.values())}
 _FLOATS = {"float": np.float32, "float32": np.float32, "double": np.float64, "float64": np.float64}
 _ARITHMETIC: dict[str, Any] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "neg": lambda a: -a,
-    "abs": abs,
+    "div": operator.truediv,
     "max": np.fmax,
     "min": np.fmin,
     "max_nan": np.maximum,
@@ -32,18 +28,12 @@ _ARITHMETIC: dict[str, Any] = {
     "rsqrt": lambda a: 1 / np.sqrt(a),
     "exp10": lambda a: np.power(10.0, a),
     "tanh_approx": np.tanh,
+    **{name: getattr(operator, name) for name in "abs add mul neg sub".split()},
 } | {
     name: getattr(np, name)
     for name in "ceil cos exp exp2 floor log log10 log2 rint sin sqrt tanh trunc".split()
 }
-_COMPARISONS: dict[str, Any] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "ge": lambda a, b: a >= b,
-    "gt": lambda a, b: a > b,
-    "le": lambda a, b: a <= b,
-    "lt": lambda a, b: a < b,
-}
+_COMPARISONS: dict[str, Any] = {name: getattr(operator, name) for name in "eq ne ge gt le lt".split()}
 
 
 class Half:

@@ -63,11 +63,7 @@ _EXACT: dict[str, Any] = {
     "sqrt": lambda a: _square_root(a),
     "fma": lambda a, b, c: a * b + c,
 }
-_ORDINARY: dict[str, Any] = {
-    **_EXACT,
-    "sqrt": np.sqrt,
-    "rcp": lambda a: type(a)(1) / a,
-}
+_ORDINARY: dict[str, Any] = {**_EXACT, "sqrt": np.sqrt, "rcp": lambda a: type(a)(1) / a}
 
 
 def exactly(name, dtype, mode, *arguments):

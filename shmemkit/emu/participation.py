@@ -45,21 +45,8 @@ class Call:
     have, and `left` have not. With `meets` there is a barrier inside of it."""
 
     __slots__ = (
-        "name",
-        "scope",
-        "names",
-        "arguments",
-        "meets",
-        "first",
-        "end",
-        "next",
-        "others",
-        "left",
-        "n_arrays",
-        "rest",
-        "code",
-        "at",
-        "sites",
+        *("name", "scope", "names", "arguments", "meets", "first", "end", "next", "others", "left"),
+        *("n_arrays", "rest", "code", "at", "sites"),
     )
 
     def __init__(self, name, scope, names, arguments, meets, first, end, frame):

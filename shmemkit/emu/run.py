@@ -259,13 +259,10 @@ def run(
     try:
         with recorded(machine, timeline):
             return Program(main, args, machine).run()
-    except EmulatorError as error:
-        error.delivery, error.seed = delivery, seed
-        if races or isinstance(error, DeadlockError) or (delivery, seed) != ("eager", None):
-            add_text(error, again)
-        raise
     except Exception as error:
-        if races or (delivery, seed) != ("eager", None):
+        if isinstance(error, EmulatorError):
+            error.delivery, error.seed = delivery, seed
+        if races or isinstance(error, DeadlockError) or (delivery, seed) != ("eager", None):
             add_text(error, again)
         raise
 

@@ -22,14 +22,7 @@ from greenlet import getcurrent
 
 from .spin_loops import Spinning
 
-COMPARE = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "lt": operator.lt,
-    "le": operator.le,
-}
+COMPARE = {name: getattr(operator, name) for name in "eq ne gt ge lt le".split()}
 
 
 class Scheduler:

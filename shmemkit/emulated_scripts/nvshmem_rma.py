@@ -32,21 +32,11 @@ def _transfer(name, dst, src, pe, stream, signal=None):
     if dst.dtype != src.dtype:
         n = min(dst.nbytes, src.nbytes)
         dst, src = (a.reshape(-1).view(np.uint8)[:n] for a in (dst, src))
-    if signal is None:
-        on_stream(name, stream, getattr(device, name), dst=dst, src=src, pe=pe)
-        return
-    variable, value, operation = signal
-    on_stream(
-        name,
-        stream,
-        getattr(device, name),
-        dst=dst,
-        src=src,
-        signal_var=_signal(name, variable),
-        signal_val=value,
-        signal_op=int(operation),
-        pe=pe,
-    )
+    arguments = {"dst": dst, "src": src}
+    if signal is not None:
+        variable, value, operation = signal
+        arguments |= {"signal_var": _signal(name, variable), "signal_val": value, "signal_op": int(operation)}
+    on_stream(name, stream, getattr(device, name), **arguments, pe=pe)
 
 
 def _signal(call, variable):
@@ -84,29 +74,16 @@ def put_signal_nbi(dst, src, signal_var, signal_val, signal_op, remote_pe=-1, st
 
 def signal_op(signal_var, signal_val, signal_op, remote_pe=-1, stream=None):
     stream, signal = _stream("signal_op", stream), _signal("signal_op", signal_var)
-    on_stream(
-        "signal_op",
-        stream,
-        device.signal_op,
-        signal_var=signal,
-        signal_val=signal_val,
-        signal_op=int(signal_op),
-        pe=remote_pe,
-    )
+    arguments = {"signal_var": signal, "signal_val": signal_val, "signal_op": int(signal_op), "pe": remote_pe}
+    on_stream("signal_op", stream, device.signal_op, **arguments)
 
 
 def signal_wait(signal_var, signal_val, signal_op, stream=None):
     """`signal_op`: a ComparisonType."""
     stream, signal = _stream("signal_wait", stream), _signal("signal_wait", signal_var)
     comparison_name(signal_op)  # a known one
-    on_stream(
-        "signal_wait",
-        stream,
-        device.signal_wait,
-        signal_var=signal,
-        signal_op=int(signal_op),
-        signal_val=signal_val,
-    )
+    arguments = {"signal_var": signal, "signal_op": int(signal_op), "signal_val": signal_val}
+    on_stream("signal_wait", stream, device.signal_wait, **arguments)
 
 
 def signal_fetch(signal_var):
