@@ -5,7 +5,7 @@ from collections import defaultdict
 from operator import index
 from sys import _getframe
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import cuda as numba_cuda
@@ -17,6 +17,7 @@ from shmemkit.support.dtypes import numpy_dtype
 from . import libdevice
 from .cuda_integers import CASTS, FLOATS, SIZED_CASTS, Int32, Unsigned, wrap
 from .device_arrays import device_view, uninitialised
+from .grid import Dim3
 from .half_precision import BF16, FP16
 from .thread import group_thread
 from .vector_types import VECTOR_TYPES
@@ -312,14 +313,8 @@ class SizedCuda(Cuda):
     laneid = property(lambda self: Int32(current().thread.lane))
 
 
-class _Sized3(NamedTuple):
-    x: int
-    y: int
-    z: int
-
-
 def _sized(index):
-    return _Sized3(*map(Int32, index))
+    return Dim3(*map(Int32, index))
 
 
 class _Missing:

@@ -31,7 +31,7 @@ from .device_arrays import DeviceView, address, device_view
 from .errors import RaceError, UninitializedReadError
 from .heap import EMPTY
 from .race_report import describe, line_of
-from .shadow_arrays import UNWRITTEN, Region, Tracked, kernel_site, tracked, untracked
+from .shadow_arrays import UNWRITTEN, Region, Tracked, kernel_site, touch, tracked, untracked
 from .signal_history import History
 from .vector_clock import (
     BLOCK,
@@ -270,16 +270,14 @@ class Races:
         limit = min(target.size, source.size)
         if word and nbi:
             self._words(source, operation, access, False, limit)
-        elif isinstance(source, Tracked):
-            if nbi:
-                source.touch("read", operation.clock, access, limit=limit)
-            else:
-                by_thread = operation.issued, *operation.site
-                source.touch("read", thread.clock, by_thread, limit=limit)
+        elif nbi:
+            touch("read", source, operation.clock, access, limit)
+        else:
+            touch("read", source, thread.clock, (operation.issued, *operation.site), limit)
         if word:
             self._words(target, operation, access, n=limit)
-        elif isinstance(target, Tracked):
-            target.touch("write", operation.clock, access, limit=limit)
+        else:
+            touch("write", target, operation.clock, access, limit)
         self._words(flag, operation, access, signal=op)
         return operation
 
@@ -317,10 +315,8 @@ class Races:
             clock = operation.clock
         else:
             clock, access = thread.clock, (thread.moment or thread.now(), *kernel_site())
-        if isinstance(source, Tracked):
-            source.touch("read", clock, access, limit=limit)
-        if isinstance(target, Tracked):
-            target.touch("write", clock, access, limit=limit)
+        touch("read", source, clock, access, limit)
+        touch("write", target, clock, access, limit)
 
     def _overtaken(self, thread, source):
         """A g() of ``source[0]`` may come before what `thread` knows to have been sent there by p()."""

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from shmemkit.emu.stand_in_modules import Served, StandIn, named
+from shmemkit.emu.stand_in_modules import Served, StandIn, named, not_served
 
 from .current_process import current
 from .devices import EmulatedDevice
@@ -23,9 +23,7 @@ class Device(EmulatedDevice):
 
     def set_current(self, ctx=None):
         if ctx is not None:
-            raise NotImplementedError(
-                "Device.set_current(ctx) is not emulated. Call set_current() without a context"
-            )
+            raise not_served("Device.set_current(ctx)", "Call set_current() without a context")
         self.make_current()
 
     def sync(self):

@@ -1,19 +1,45 @@
-"""Operations of ``nvshmem.core`` on a stream: put, get, signals, barriers, collectives."""
+"""Operations of ``nvshmem.core`` on a stream: put, get, signals, barriers, collectives. They are kernels of
+one thread, so that races and delivery see them."""
+
+import sys
 
 import numpy as np
 
 from shmemkit import device
 from shmemkit.device.enums import comparison_name
+from shmemkit.emu import report
 from shmemkit.emu.device_arrays import address
+from shmemkit.emu.grid import Launch
 from shmemkit.emu.stand_in_modules import named
 from shmemkit.support.settings import listed, shown
 
 from .current_process import current
 from .nvshmem_memory import Buffer, NvshmemInvalid, tracked, world
-from .operations import on_stream
 from .streams import find
 
 _OPS = ("sum", "max", "min")
+
+
+def on_stream(name, stream, primitive, **arguments):
+    """Enqueue ``primitive(*arguments)``, a function of ``shmemkit.device``, on the emulated `stream`. Reports
+    show it as kernel `name`, at the line of the script that calls."""
+    function = _called_from(sys._getframe(1), name, primitive)
+    stream.enqueue(Launch(stream, name, function, list(arguments), list(arguments.values())))
+
+
+def _called_from(frame, name, primitive):
+    """`primitive`, called from the innermost line of the script at or above `frame`."""
+    frame = report.kernel_frame(frame)
+
+    def call(*arguments):
+        primitive(*arguments)
+
+    if frame is not None:
+        first = frame.f_lineno - 1  # what `call` does is one line below its head
+        call.__code__ = call.__code__.replace(
+            co_filename=frame.f_code.co_filename, co_firstlineno=first, co_name=name
+        )
+    return call
 
 
 def _stream(call, stream):

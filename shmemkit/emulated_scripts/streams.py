@@ -1,7 +1,7 @@
 """Streams and events of scripts: one class is what numba.cuda, CuPy and cuda.core make, so that each accepts
 those of the others."""
 
-from shmemkit.emu.stand_in_modules import Served
+from shmemkit.emu.stand_in_modules import Served, not_served
 from shmemkit.emu.stream import Event, Stream, find
 
 from .current_process import current
@@ -54,9 +54,7 @@ class ScriptStream(Stream, _OfCudaCore):
 
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None, *, process=None):
         if null or ptds:
-            raise NotImplementedError(
-                "Stream(null=True) and Stream(ptds=True) are not emulated. Use Stream.null"
-            )
+            raise not_served(f"Stream({null=}, {ptds=})", "Use Stream.null")
         self.process = process or _process()
         super().__init__(self.process.machine, self.process.pe, not non_blocking)
 
