@@ -252,7 +252,7 @@ class FakeDriver:
 
 @pytest.fixture
 def driver(monkeypatch):
-    bindings = pytest.importorskip("cuda.bindings")
+    pytest.importorskip("cuda.bindings")
     import cuda.bindings.driver
 
     fake = FakeDriver(cuda.bindings.driver)
