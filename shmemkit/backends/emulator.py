@@ -12,7 +12,7 @@ from shmemkit.emu import launch_hook, timeline
 from shmemkit.emu.array_module import ArrayModule
 from shmemkit.emu.collective_calls import Calls
 from shmemkit.emu.device_arrays import address
-from shmemkit.emu.grid import Launch
+from shmemkit.emu.grid import Launch, Shape
 from shmemkit.emu.heap import ALIGNMENT, heap_size, private_memory
 from shmemkit.emu.host_arrays import HostArray, perform
 from shmemkit.emu.machine import Machine
@@ -230,9 +230,8 @@ class EmulatorBackend:
 
     def barrier(self, stream):
         stream = self.handle(stream)
-        grid = block = (1, 1, 1)
-        name, members = f"{users_call('barrier')}", self.members
-        stream.enqueue(Launch(stream, name, _barrier, [], grid, block, 0, [], members=members))
+        shape = Shape(members=self.members)
+        stream.enqueue(Launch(stream, f"{users_call('barrier')}", _barrier, [], [], shape))
 
     def follow(self, later, earlier):
         """What is enqueued on stream `later` from now on runs after what is on `earlier` now (None: the

@@ -8,6 +8,8 @@ import re
 import threading
 from typing import Any
 
+from cuda.bindings import driver
+
 from shmemkit.comm import environment
 from shmemkit.comm.communicator import SingleComm
 from shmemkit.compiler import kernel_cache
@@ -304,8 +306,6 @@ class NvshmemBackend:
                     "or PCIe peer access"
                 )
         if nvlink:
-            from cuda.bindings import driver
-
             here = {_uuid(device): device for device in range(_count_devices())}
             atomics = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
             for pe in ranks:
@@ -321,7 +321,7 @@ class NvshmemBackend:
                 devices = [_checked(driver.cuDeviceGet(number))[0] for number in (self.device, here[uuid])]
                 if not _checked(driver.cuDeviceGetP2PAttribute(atomics, *devices))[0]:  # PCIe has none
                     return f"no NVLink connects the GPUs of ranks {me} and {pe}"
-                mine, theirs = (_capability(driver, device) for device in devices)
+                mine, theirs = (_capability(device) for device in devices)
                 if mine != theirs or mine not in IN_ORDER:
                     return (
                         f"the GPUs of ranks {me} and {pe} are of compute capability {_dotted(mine)} and "
@@ -465,22 +465,16 @@ class NvshmemBackend:
 
     def capture_of(self, stream):
         """What identifies the capture of a graph that `stream` (None: the World's) takes part in, or None."""
-        from cuda.bindings import driver
-
         status, number = _checked(driver.cuStreamGetCaptureInfo(self.handle(stream)))[:2]
         return int(number) if int(status) else None
 
     # -- copies and memory operations of streams, which are given by their handles
     def handle(self, stream):
         """What the functions below, and what they return, take for `stream` (None: the World's)."""
-        from cuda.bindings import driver
-
         return driver.CUstream(address_of_stream(self.stream if stream is None else stream))
 
     def timed_event(self, handle):
         """-> an event, recorded now; in the capture of a graph, whenever that runs"""
-        from cuda.bindings import driver
-
         capturing = int(_checked(driver.cuStreamGetCaptureInfo(handle))[0])
         external = int(driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
         (event,) = _checked(driver.cuEventCreate(0))
@@ -489,8 +483,6 @@ class NvshmemBackend:
 
     def elapsed_ns(self, first, last):
         """-> nanoseconds between two events of work that has ended, or None if one was never recorded"""
-        from cuda.bindings import driver
-
         error, milliseconds = driver.cuEventElapsedTime(first, last)
         never = driver.CUresult.CUDA_ERROR_INVALID_HANDLE
         return None if error == never else round(_checked((error, milliseconds))[0] * 1e6)
@@ -502,8 +494,6 @@ class NvshmemBackend:
     def order(self, later, earlier):
         """What is enqueued on `later` from now on runs after what is on `earlier` now. A graph that `earlier`
         captures extends to `later`."""
-        from cuda.bindings import driver
-
         if self._event is None:
             flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
             (self._event,) = _checked(driver.cuEventCreate(flags))
@@ -513,8 +503,6 @@ class NvshmemBackend:
     def no_copies(self, ranks=None):
         """-> why streams of this rank cannot copy to `ranks` (default: all) and signal them, or None: they
         can."""
-        from cuda.bindings import driver
-
         unreached = self.unreached(nvlink=False, ranks=ranks)
         if unreached is None:
             attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
@@ -531,8 +519,6 @@ class NvshmemBackend:
         A stream's operations that follow find the copy done, and its writes (``memory_operations``) publish
         it.
         """
-        from cuda.bindings import driver
-
         to, at = (driver.CUdeviceptr(self.address(array)) for array in (dst, src))
         size = src.nbytes
         return self._recorded(
@@ -549,8 +535,6 @@ class NvshmemBackend:
 
     def copy_rows(self, dst, src):
         """As ``copy``, of 2-D uint8 arrays of the same shape, whose rows are consecutive bytes."""
-        from cuda.bindings import driver
-
         parameters = driver.CUDA_MEMCPY2D()
         parameters.srcMemoryType = parameters.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         parameters.srcDevice, parameters.srcPitch = self.address(src), src.strides[0]
@@ -580,8 +564,6 @@ class NvshmemBackend:
 
         They wait without limit: SHMEMKIT_TIMEOUT is for kernels.
         """
-        from cuda.bindings import driver
-
         kinds, entries = driver.CUstreamBatchMemOpType, []
         for kind, word, value in operations:
             entry = driver.CUstreamBatchMemOpParams()
@@ -661,7 +643,7 @@ def _count_devices():
     return count
 
 
-def _capability(driver, device):
+def _capability(device):
     kinds = driver.CUdevice_attribute
     return tuple(
         _checked(driver.cuDeviceGetAttribute(kind, device))[0]

@@ -8,6 +8,7 @@ import socket
 import sys
 from typing import Any
 
+from shmemkit.support.hosts import machine
 from shmemkit.support.settings import listed, shown
 from shmemkit.support.timeouts import as_seconds
 from shmemkit.typing import Comm, Communicator
@@ -248,10 +249,9 @@ def whole(comm: Any) -> Any:
 def _host():
     """What tells where a Unix socket of this process can be found."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return os.uname().nodename, file.read(), os.stat("/proc/self/ns/net").st_ino
+        return *machine(), os.stat("/proc/self/ns/net").st_ino
     except OSError:
-        return os.uname().nodename, "", 0
+        return *machine(), 0
 
 
 def _names():

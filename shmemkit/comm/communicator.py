@@ -18,15 +18,19 @@ class Communicator:
     def allgather(self, value: Any, /) -> list[Any]:
         raise NotImplementedError
 
+    def exchange(self, value: Any, call: str) -> list[Any]:
+        """``allgather`` for `call`, which reports may name."""
+        return self.allgather(value)
+
     def bcast(self, value: Any = None, root: int = 0) -> Any:
-        return self.allgather(value if self.rank == root else None)[root]
+        return self.exchange(value if self.rank == root else None, "bcast")[root]
 
     def gather(self, value: Any, root: int = 0) -> list[Any] | None:
-        values = self.allgather(value)
+        values = self.exchange(value, "gather")
         return values if self.rank == root else None
 
     def barrier(self) -> None:
-        self.allgather(None)
+        self.exchange(None, "barrier")
 
     Barrier = barrier
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from shmemkit.support.agreement import counted, ranks_text
 from shmemkit.support.command_line import say, say_at_last
-from shmemkit.support.timeouts import RankTimeout
+from shmemkit.support.timeouts import RankTimeout, missing_text
 
 from .communicator import Communicator
 from .environment import is_loopback
@@ -194,12 +194,8 @@ def gather(listener, secret, size, limit, who):
             waited = time.monotonic() - start
             missing = [rank for rank in range(1, size) if rank not in found]
             if waited >= limit:
-                there = [0, *sorted(found)]
-                have, are = "have" if len(missing) > 1 else "has", "are" if len(there) > 1 else "is"
-                text = (
-                    f"{ranks_text(missing)} of {size} {have} not come to {who} within {limit:g} s; "
-                    f"{ranks_text(there)} {are} there. Are all ranks started, with the same settings?"
-                )
+                text = missing_text(who.removesuffix("()"), missing, [0, *sorted(found)], limit)
+                text = f"{text}. Are all {size} ranks started, with the same settings?"
                 _dismiss(found, "missing", text, missing)
                 raise RankTimeout(text, 0, who, missing)
             if waited >= START_PATIENCE and not told:
@@ -281,7 +277,7 @@ def reach(addresses, secret, rank, size, limit, who):
                 sock.close()
         if time.monotonic() >= deadline:
             at = " or ".join(map(place, addresses))
-            text = f"rank 0 of {size} has not come to {who} within {limit:g} s; rank {rank} is there"
+            text = missing_text(who.removesuffix("()"), [0], [rank], limit)
             raise RankTimeout(f"{text}, and looks at {at}: {last}", rank, who, [0])
         time.sleep(pause)
         pause = min(2 * pause, 0.3)

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from importlib import metadata
 
 from shmemkit import __version__
 from shmemkit.support import command_line
@@ -117,16 +118,8 @@ def main(argv=None):
 def _run(script, options):
     from shmemkit.emulated_scripts.runner import run_script
 
-    run_script(
-        script,
-        options.n,
-        local_size=options.local_size,
-        races=options.races,
-        delivery=options.delivery,
-        seed=options.seed,
-        gpu=options.gpu,
-        timeline=options.timeline,
-    )
+    names = "local_size races delivery seed gpu timeline".split()
+    run_script(script, options.n, **{name: getattr(options, name) for name in names})
 
 
 def _explore(script, options):
@@ -168,32 +161,17 @@ def _write(options, status, error, text, found):
 
 
 def _race(race):
-    def access(a):
-        names = ("what", "rank", "block", "thread", "kernel", "file", "line", "source")
-        return {name: getattr(a, name) for name in names}
+    def fields(of, names):
+        return {name: getattr(of, name) for name in names.split()}
 
-    return {
-        "array": race.array,
-        "index": race.index,
-        "rank": race.rank,
-        "first": access(race.first),
-        "second": access(race.second),
-        "missing": race.missing,
-    }
+    of_access = "what rank block thread kernel file line source"
+    sides = {side: fields(getattr(race, side), of_access) for side in ("first", "second")}
+    return {**fields(race, "array index rank"), **sides, "missing": race.missing}
 
 
 def _versions():
-    import numba
-    import numba_cuda
-    import numpy
-
-    return {
-        "shmemkit": __version__,
-        "python": platform.python_version(),
-        "numba": numba.__version__,
-        "numba-cuda": numba_cuda.__version__,
-        "numpy": numpy.__version__,
-    }
+    packages = {name: metadata.version(name) for name in ("numba", "numba-cuda", "numpy")}
+    return {"shmemkit": __version__, "python": platform.python_version(), **packages}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import __future__
 
 import ast
 import contextlib
+import copy
 import dis
 import functools
 import inspect
@@ -291,18 +292,14 @@ class _Rewriter(ast.NodeTransformer):
             )
             if isinstance(node.op, _LOOK_AT_ALL) and isinstance(node.target, ast.Name):
                 self.looked_at.add(node.target.id)
-        elif isinstance(node, ast.NamedExpr):
-            self._assign(node.target, node.value)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        elif isinstance(node, (ast.NamedExpr, ast.AnnAssign)) and node.value is not None:
             self._assign(node.target, node.value)
         elif isinstance(node, ast.For):
             small = isinstance(node.iter, ast.Call) and _called(node.iter) == "range"
             self._assign(node.target, ast.Constant(0) if small else None)
         elif isinstance(node, ast.comprehension):
             self._assign(node.target, None)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, _LOOK_AT_ALL):
-            self.looked_at |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        elif isinstance(node, ast.Compare):
+        if isinstance(node, ast.Compare) or isinstance(node, ast.BinOp) and isinstance(node.op, _LOOK_AT_ALL):
             self.looked_at |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
     def _assign(self, target, value):
@@ -552,6 +549,6 @@ def _is_simple(target):
 
 
 def _loaded(target):
-    if isinstance(target, ast.Name):
-        return ast.Name(target.id, ast.Load())
-    return ast.Subscript(target.value, target.slice, ast.Load())
+    new = copy.copy(target)
+    new.ctx = ast.Load()
+    return new

@@ -19,7 +19,7 @@ def is_on_device(a, machine):
     make."""
     if isinstance(a, (HostArray, DeviceArray)) or hasattr(a, "__cuda_array_interface__"):
         return True
-    return isinstance(a, np.ndarray) and 0 <= address(a) - machine.memory_address < machine.memory.size
+    return isinstance(a, np.ndarray) and machine.located(address(a)) != (None, None)
 
 
 class ArrayModule(types.ModuleType):

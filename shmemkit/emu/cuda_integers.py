@@ -85,20 +85,6 @@ class Unsigned(int):
     __slots__ = ()
     bits = 64
 
-    __add__, __sub__, __mul__ = _binary("__add__"), _binary("__sub__"), _binary("__mul__")
-    __radd__, __rsub__, __rmul__ = _reflected("__add__"), _reflected("__sub__"), _reflected("__mul__")
-    __floordiv__, __mod__ = _quotient(_binary("__floordiv__")), _quotient(_binary("__mod__"))
-    __rfloordiv__, __rmod__ = (
-        _reflected_quotient(_reflected("__floordiv__")),
-        _reflected_quotient(_reflected("__mod__")),
-    )
-    __and__, __or__, __xor__ = _binary("__and__"), _binary("__or__"), _binary("__xor__")
-    __rand__, __ror__, __rxor__ = _reflected("__and__"), _reflected("__or__"), _reflected("__xor__")
-    __lshift__, __rshift__ = (
-        _shift("__lshift__"),
-        _shift("__rshift__"),
-    )  # a shift has the type of its left operand
-
     def __invert__(self):
         return Unsigned(~int(self) & _U64)
 
@@ -109,6 +95,16 @@ class Unsigned(int):
         return self
 
     __abs__ = __pos__
+
+
+for _name in "add sub mul and or xor floordiv mod".split():
+    _operation, _of_left = _binary(f"__{_name}__"), _reflected(f"__{_name}__")
+    if _name in ("floordiv", "mod"):
+        _operation, _of_left = _quotient(_operation), _reflected_quotient(_of_left)
+    setattr(Unsigned, f"__{_name}__", _operation)
+    setattr(Unsigned, f"__r{_name}__", _of_left)
+for _name in ("__lshift__", "__rshift__"):  # a shift has the type of its left operand
+    setattr(Unsigned, _name, _shift(_name))
 
 
 class Signed(int):

@@ -5,7 +5,7 @@ from collections import defaultdict
 from operator import index
 from sys import _getframe
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import cuda as numba_cuda
@@ -17,6 +17,7 @@ from shmemkit.support.dtypes import numpy_dtype
 from . import libdevice
 from .cuda_integers import CASTS, FLOATS, SIZED_CASTS, Int32, Unsigned, wrap
 from .device_arrays import device_view, uninitialised
+from .grid import Dim3
 from .half_precision import BF16, FP16
 from .thread import group_thread
 from .vector_types import VECTOR_TYPES
@@ -74,6 +75,18 @@ def _dtype(dtype):
     return numpy_dtype(str(dtype))
 
 
+def _atomic(compute, converts=False):
+    """The operation of cuda.atomic that stores ``compute(old, value)``. With `converts`, `value` is first
+    converted to the dtype of the array."""
+
+    def operation(self, array, index, value):
+        if converts:
+            value = _as_element(array, value)
+        return self._update(array, index, lambda old: compute(old, value))
+
+    return operation
+
+
 class _Atomic(Namespace):
     """cuda.atomic: each returns the old value."""
 
@@ -88,49 +101,16 @@ class _Atomic(Namespace):
             array = array[tuple(outer)] if outer else array
         return current().thread.atomic(array, index + len(array) if index < 0 else index, function)
 
-    def add(self, array, index, value):
-        return self._update(array, index, lambda old: old + value)
-
-    def sub(self, array, index, value):
-        return self._update(array, index, lambda old: old - value)
-
-    def and_(self, array, index, value):
-        return self._update(array, index, lambda old: old & value)
-
-    def or_(self, array, index, value):
-        return self._update(array, index, lambda old: old | value)
-
-    def xor(self, array, index, value):
-        return self._update(array, index, lambda old: old ^ value)
-
-    def inc(self, array, index, limit):
-        limit = _as_element(array, limit)
-        return self._update(array, index, lambda old: 0 if old >= limit else old + 1)
-
-    def dec(self, array, index, limit):
-        limit = _as_element(array, limit)
-        return self._update(array, index, lambda old: limit if old == 0 or old > limit else old - 1)
-
-    def exch(self, array, index, value):
-        return self._update(array, index, lambda old: value)
-
-    def max(self, array, index, value):
-        """With a NaN on either side nothing is stored."""
-        value = _as_element(array, value)
-        return self._update(array, index, lambda old: value if value > old else old)
-
-    def min(self, array, index, value):
-        value = _as_element(array, value)
-        return self._update(array, index, lambda old: value if value < old else old)
-
-    def nanmax(self, array, index, value):
-        """A NaN counts as missing."""
-        value = _as_element(array, value)
-        return self._update(array, index, lambda old: value if value > old or old != old else old)
-
-    def nanmin(self, array, index, value):
-        value = _as_element(array, value)
-        return self._update(array, index, lambda old: value if value < old or old != old else old)
+    add, sub = _atomic(operator.add), _atomic(operator.sub)
+    and_, or_, xor = _atomic(operator.and_), _atomic(operator.or_), _atomic(operator.xor)
+    exch = _atomic(lambda old, value: value)
+    inc = _atomic(lambda old, limit: 0 if old >= limit else old + 1, True)
+    dec = _atomic(lambda old, limit: limit if old == 0 or old > limit else old - 1, True)
+    # With a NaN on either side nothing is stored; for the last two, a NaN counts as missing.
+    max = _atomic(lambda old, value: value if value > old else old, True)
+    min = _atomic(lambda old, value: value if value < old else old, True)
+    nanmax = _atomic(lambda old, value: value if value > old or old != old else old, True)
+    nanmin = _atomic(lambda old, value: value if value < old or old != old else old, True)
 
     def cas(self, array, index, old, value):
         expected = _as_element(array, old)
@@ -333,14 +313,8 @@ class SizedCuda(Cuda):
     laneid = property(lambda self: Int32(current().thread.lane))
 
 
-class _Sized3(NamedTuple):
-    x: int
-    y: int
-    z: int
-
-
 def _sized(index):
-    return _Sized3(*map(Int32, index))
+    return Dim3(*map(Int32, index))
 
 
 class _Missing:

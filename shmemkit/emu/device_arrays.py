@@ -112,7 +112,18 @@ def loaded(value):
     return value._array.whole(value._index) if type(value) is Record else value
 
 
-class RecordArray(DeviceView):
+class Fields:
+    """Of arrays of a structured dtype: those by name."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name):
+        if name in (self.dtype.names or ()):
+            return self.field(name)
+        raise AttributeError(f"an array of records of {self.dtype} has no attribute {name!r}")
+
+
+class RecordArray(Fields, DeviceView):
     """Elements of a structured dtype: ``x[i].a``, ``x[i]["a"]``, ``x["a"][i]`` and ``x.a[i]``."""
 
     is_sized = False
@@ -125,11 +136,6 @@ class RecordArray(DeviceView):
 
     def __setitem__(self, index, value):
         _set(self, index, loaded(value))
-
-    def __getattr__(self, name):
-        if name in (self.dtype.names or ()):
-            return self.field(name)
-        raise AttributeError(f"an array of records of {self.dtype} has no attribute {name!r}")
 
     def field(self, name):
         """That part of each record: an array."""

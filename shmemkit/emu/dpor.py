@@ -233,10 +233,9 @@ class Explorer(Choice):
     def _word(self, thread, key):
         if isinstance(key, tuple):
             return key
-        offset = key - self.machine.memory_address
-        if 0 <= offset < self.machine.memory.size:
-            return offset
-        return "local memory of", thread.pe  # its addresses differ from run to run
+        if self.machine.located(key)[0] is None:
+            return "local memory of", thread.pe  # its addresses differ from run to run
+        return key - self.machine.memory_address
 
 
 class Replay(Explorer):

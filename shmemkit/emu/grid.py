@@ -5,6 +5,7 @@ import enum
 import gc
 import itertools
 from collections import deque
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -138,50 +139,39 @@ class Block(Participation):
             launch.left(thread)
 
 
+class Shape(NamedTuple):
+    """How a kernel is launched: `grid` blocks of `block` threads, each block with `shared` bytes of dynamic
+    shared memory; `pdl` as in ``shmemkit.bind``, `cluster` the blocks of one, along x. `members`: whose ranks
+    the kernel speaks of, default those of the World."""
+
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    shared: int = 0
+    pdl: bool = False
+    cluster: int = 1
+    members: Any = None
+
+
+ONE_THREAD = Shape()
+
+
 class Launch:
     """`kernel[grid, block, stream, shared](*arguments)` on PE `pe`; `function` is the kernel as plain
-    Python; `pdl` as in ``shmemkit.bind``, `cluster` the blocks of one, which lie along x. `members`: whose
-    ranks the kernel speaks of, default those of the World."""
+    Python."""
 
-    def __init__(
-        self,
-        stream,
-        name,
-        function,
-        parameters,
-        grid,
-        block,
-        shared,
-        arguments,
-        pdl=False,
-        cluster=1,
-        members=None,
-    ):
-        self._call = (
-            stream,
-            name,
-            function,
-            parameters,
-            grid,
-            block,
-            shared,
-            arguments,
-            pdl,
-            cluster,
-            members,
-        )
-        self.pdl, self.cluster = pdl, cluster
+    def __init__(self, stream, name, function, parameters, arguments, shape=ONE_THREAD):
+        self._call = stream, name, function, parameters, arguments, shape
+        self.pdl, self.cluster, self.dynamic_shared = shape.pdl, shape.cluster, shape.shared
         self.stream = stream  # a graph may run it on another one
         self.machine, self.pe = stream.machine, stream.pe
-        self.members = members or self.machine.members[self.pe]
+        self.members = shape.members or self.machine.members[self.pe]
         self.name, self.function = name, function
-        self.grid, self.block = Dim3(*grid), Dim3(*block)
+        self.grid, self.block = Dim3(*shape.grid), Dim3(*shape.block)
         self.is_sized = function.__dict__.get("__is_sized__", False)
         self.arguments = list(map(self._argument, arguments, parameters))
         named = zip(parameters, self.arguments, strict=True)
         self.arrays = {name: a for name, a in named if isinstance(a, np.ndarray)}
         self.peers = {id(a): {} for a in self.arrays.values()}  # views on other PEs, made once
-        self.dynamic_shared = shared
         self.alive = self.enqueued_at = 0
         self.started = self.done = self.frozen = False
 

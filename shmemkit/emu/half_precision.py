@@ -1,6 +1,7 @@
 """``cuda.fp16`` and ``cuda.bf16`` inside emulated kernels: each result is rounded once, to nearest."""
 
 import math
+import operator
 import re
 from fractions import Fraction
 from typing import Any
@@ -11,19 +12,14 @@ import numpy as np
 from shmemkit.compiler.numba_internals import bf16, fp16
 
 from .cuda_integers import CASTS, from_scalar
-from .libdevice import to_integer
+from .libdevice import rounded, to_integer
 
 _INTEGERS = {"char": "int8", "short": "int16", "int": "int32", "ll": "int64"}
 _INTEGERS |= {f"u{name}": f"u{dtype}" for name, dtype in _INTEGERS.items()}
 _INTEGERS |= {dtype: dtype for dtype in list(_INTEGERS.values())}
 _FLOATS = {"float": np.float32, "float32": np.float32, "double": np.float64, "float64": np.float64}
 _ARITHMETIC: dict[str, Any] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "neg": lambda a: -a,
-    "abs": abs,
+    "div": operator.truediv,
     "max": np.fmax,
     "min": np.fmin,
     "max_nan": np.maximum,
@@ -32,25 +28,19 @@ _ARITHMETIC: dict[str, Any] = {
     "rsqrt": lambda a: 1 / np.sqrt(a),
     "exp10": lambda a: np.power(10.0, a),
     "tanh_approx": np.tanh,
+    **{name: getattr(operator, name) for name in "abs add mul neg sub".split()},
 } | {
     name: getattr(np, name)
     for name in "ceil cos exp exp2 floor log log10 log2 rint sin sqrt tanh trunc".split()
 }
-_COMPARISONS: dict[str, Any] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "ge": lambda a, b: a >= b,
-    "gt": lambda a, b: a > b,
-    "le": lambda a, b: a <= b,
-    "lt": lambda a, b: a < b,
-}
+_COMPARISONS: dict[str, Any] = {name: getattr(operator, name) for name in "eq ne ge gt le lt".split()}
 
 
 class Half:
     """The functions of ``cuda.fp16``, or of ``cuda.bf16``, of elements `dtype` (a NumPy scalar type)."""
 
     def __init__(self, dtype, module):
-        self._dtype, self._infinity = dtype, dtype(math.inf)
+        self._dtype = dtype
         for name in dir(module):
             function = self._function(name.lstrip("_"))
             if function is not None:
@@ -123,42 +113,10 @@ class Half:
 
     def _rounded(self, value, mode):
         """The number `value`, rounded once."""
-        dtype = self._dtype
-        if not isinstance(value, (int, Fraction)):
-            if not math.isfinite(value):
-                return dtype(value)
-            if value == 0:
-                return dtype(value)
-            value = Fraction(float(value))
-        if value == 0:
-            return dtype(0)
-        near = dtype(float(value))  # may be rounded twice
-        options = [near, self._next(near, -1), self._next(near, 1)]
-        limit = float(np.finfo(dtype).max) if dtype is np.float16 else float(ml_dtypes.finfo(dtype).max)
-
-        def exact(x):  # infinity counts as the power of two after the largest number
-            x = float(x)
-            return (
-                Fraction(x)
-                if math.isfinite(x)
-                else Fraction(math.copysign(2.0 ** math.ceil(math.log2(limit)), x))
-            )
-
-        if mode == "rn":
-            return min(options, key=lambda x: (abs(exact(x) - value), int(np.array(x).view("u2")[()]) & 1))
-        below = [x for x in options if float(x) <= value]
-        above = [x for x in options if float(x) >= value]
-        if mode == "rd" or mode == "rz" and value > 0:
-            return max(below)
-        return min(above)
-
-    def _next(self, x, direction):
-        """The neighbour of `x`."""
-        bits = int(np.array(x).view("i2")[()])
-        number = bits if bits >= 0 else -(bits & 0x7FFF)  # as floats are ordered
-        top = int(np.array(self._infinity).view("i2")[()])
-        number = min(max(number + direction, -top), top)
-        return np.array(number if number >= 0 else -number | 0x8000, "u2").view(self._dtype)[()]
+        value = value if isinstance(value, (int, Fraction)) else float(value)
+        if not value or not math.isfinite(value):
+            return self._dtype(value)
+        return rounded(Fraction(value), self._dtype, mode)
 
     def _saturated(self, x):
         return self._dtype(0) if x != x else min(max(x, self._dtype(0)), self._dtype(1))

@@ -77,6 +77,8 @@ class Allocation:
         self.offset, self.size = offset, size
         self.name = self.dtype = self.empty = self.freed = None
 
+    end = property(lambda self: self.offset + self.size)
+
 
 class Slab:
     """Bytes `offset` to `end` of the heap: a group's, or the whole heap. From `top` on, no memory of it was
@@ -175,20 +177,21 @@ class Heap:
             for a in sorted([*used, *freed, Allocation(slab.end, 0)], key=_offset):
                 if a.offset - start >= need:
                     return start
-                start = max(start, a.offset + a.size)  # a freed slab holds its freed arrays
+                start = max(start, a.end)  # a freed slab holds its freed arrays
             if not freed:
                 break
             self.freed.remove(freed.pop(0))
         in_use = sum(a.size for a in used)
         raise MemoryError(slab.full(n_bytes, in_use, slab.size, in_use + need))
 
+    def at(self, offset):
+        """The allocation that holds byte `offset`, or None."""
+        i = bisect.bisect_right(self.allocations, offset, key=_offset) - 1
+        return self.allocations[i] if i >= 0 and offset < self.allocations[i].end else None
+
     def find(self, array):
         """The allocation that holds `array` (of this PE), or None."""
-        offset = address(array) - self.base
-        for a in self.allocations:
-            if a.offset <= offset < a.offset + a.size:
-                return a
-        return None
+        return self.at(address(array) - self.base)
 
     def free(self, array, line):
         """Give `array` back; `line` of the program does it. -> its Allocation"""
@@ -212,13 +215,9 @@ class Heap:
         whole = self.memory[self.pe * self.size + allocation.offset :][: allocation.size]
         whole.reshape(-1, len(EMPTY))[:] = EMPTY
 
-    def freed_at(self, array):
-        """The freed Allocation that `array`, of any PE's heap, lies in, or None."""
-        begin = address(array) - address(self.memory)
-        if not 0 <= begin < self.memory.size:
-            return None
-        offset = begin % self.size
-        return next((a for a in self.freed if a.offset <= offset < a.offset + a.size), None)
+    def freed_at(self, offset):
+        """The freed Allocation that byte `offset` lies in, or None."""
+        return next((a for a in self.freed if a.offset <= offset < a.end), None)
 
     def on(self, array, pe):
         """The same offset in the heap of PE `pe`, with the same shape, dtype and strides. `array` lies in any

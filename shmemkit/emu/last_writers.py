@@ -5,7 +5,7 @@ from collections import deque
 
 from shmemkit.support.call_site import shown_place
 
-from .report import is_kernel_code, numbered
+from .report import kernel_frame, numbered
 
 WORDS, LAST = 10_000, 4  # words, and writes of each, that are known
 
@@ -17,9 +17,7 @@ class Writers:
 
     def by(self, thread):
         """`thread` and its line, without the thread: that would keep its launch."""
-        frame, block = sys._getframe(2), thread.block
-        while frame is not None and not is_kernel_code(frame):
-            frame = frame.f_back
+        frame, block = kernel_frame(sys._getframe(2)), thread.block
         place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         return thread.pe, block.blockIdx, block.gridDim, thread.threadIdx, block.blockDim, place
 

@@ -17,8 +17,8 @@ from shmemkit.support.gpus import n_gpus
 from shmemkit.support.settings import integer, shown
 
 from . import signatures, ufuncs
-from .grid import Launch
-from .stand_in_modules import not_served
+from .grid import Launch, Shape
+from .stand_in_modules import refuse
 from .stream import Event, Stream, default_stream, find
 from .thread import Thread
 from .translation import rebind, use_device_modules
@@ -27,7 +27,6 @@ from .workers import running
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_SHARED = 227 << 10  # bytes of a block, of Hopper
-_replaced = []
 
 
 class Configured:
@@ -65,20 +64,11 @@ class Configured:
                 f"{len(parameters)}: {', '.join(parameters)}"
             )
         type_check.check(self.kernel, arguments)
-        launch = Launch(
-            self.stream,
-            function.__name__,
-            rebind(function),
-            parameters,
-            self.grid,
-            self.block,
-            self.shared,
-            signatures.converted(self.kernel, arguments),
-            self.pdl,
-            self.cluster,
-            self.members,
+        arguments = signatures.converted(self.kernel, arguments)
+        shape = Shape(self.grid, self.block, self.shared, self.pdl, self.cluster, self.members)
+        self.stream.enqueue(
+            Launch(self.stream, function.__name__, rebind(function), parameters, arguments, shape)
         )
-        self.stream.enqueue(launch)
 
 
 def _configure(kernel, configuration):
@@ -92,19 +82,16 @@ def _configure(kernel, configuration):
     return Configured(kernel, *configuration)
 
 
-class ForAll:
-    """`kernel.forall(n)`: a one-dimensional grid of at least n threads."""
+def _for_all(kernel, ntasks, tpb=0, stream=0, sharedmem=0):
+    """``kernel.forall(n)``: a one-dimensional grid of at least n threads."""
+    n = integer(f"kernel {kernel.py_func.__name__}.forall", "ntasks", ntasks)
+    tpb = tpb or 128
 
-    def __init__(self, kernel, n, threads_per_block, stream, shared):
-        n = integer(f"kernel {kernel.py_func.__name__}.forall", "ntasks", n)
-        self.configure = lambda: Configured(
-            kernel, -(-n // threads_per_block), threads_per_block, stream, shared
-        )
-        self.n = n
+    def launch(*arguments):
+        if n > 0:
+            Configured(kernel, -(-n // tpb), tpb, stream, sharedmem)(*arguments)
 
-    def __call__(self, *arguments):
-        if self.n > 0:
-            self.configure()(*arguments)
+    return launch
 
 
 def _to_device(obj, stream=0, copy=True, to=None):
@@ -114,28 +101,17 @@ def _to_device(obj, stream=0, copy=True, to=None):
     return np.array(obj).view(DeviceArray)
 
 
-def _device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
+def _device_array(shape, dtype=np.float64, strides=None, order="C", *_, **__):
+    """Also mapped and managed: their streams and flags have no meaning here."""
     return np.empty(shape, dtype, order).view(DeviceArray)
 
 
-def _device_array_like(ary, stream=0):
+def _device_array_like(ary, *_, **__):
     return np.empty_like(ary).view(DeviceArray)
 
 
 def _pinned_array(shape, dtype=np.float64, strides=None, order="C"):
     return np.empty(shape, dtype, order)
-
-
-def _mapped_array(shape, dtype=np.float64, strides=None, order="C", stream=0, portable=False, wc=False):
-    return _device_array(shape, dtype, strides, order)
-
-
-def _managed_array(shape, dtype=np.float64, strides=None, order="C", stream=0, attach_global=True):
-    return _device_array(shape, dtype, strides, order)
-
-
-def _mapped_array_like(ary, stream=0, portable=False, wc=False):
-    return _device_array_like(ary)
 
 
 def _mapped(arrays):
@@ -155,28 +131,36 @@ def _synchronize():
 
 
 _OF_COMPILED_CODE = "inspect_asm inspect_llvm inspect_lto_ptx inspect_sass inspect_types".split()
-_OF_COMPILED_CODE = [name for name in _OF_COMPILED_CODE if hasattr(CUDADispatcher, name)]
 _OF_DEVICES = (
     "close current_context detect get_current_device list_devices open_ipc_array profile_start profile_stop "
     "profiling select_device"
 ).split()
 
 
-def _refuse(name):
-    def refuse(*_, **__):
-        raise not_served(name, "docs/numba.md has a table of what is")
+class Replacements:
+    """Attributes that are replaced for a while, but for those that this version of their owner lacks."""
 
-    return refuse
+    def __init__(self):
+        self._before = []  # (owner, name, value)
+
+    def replace(self, owner, name, value):
+        if hasattr(owner, name):
+            self._before.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
+
+    def restore(self):
+        while self._before:
+            setattr(*self._before.pop())
+
+
+_replacements = Replacements()
+_INSTEAD = "docs/numba.md has a table of what is"
 
 
 def install(device_modules):
     """From now on kernels run here, and see ``device_modules()``: {name of a module: its stand-in}."""
     use_device_modules(device_modules)
-
-    def replace(owner, name, value):
-        _replaced.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
-
+    replace = _replacements.replace
     unconfigured = CUDADispatcher.__call__
 
     def call(kernel, *args, **kwargs):
@@ -192,16 +176,12 @@ def install(device_modules):
         replace(owner, name, function)
     replace(CUDADispatcher, "configure", lambda kernel, *args: Configured(kernel, *args))
     replace(CUDADispatcher, "__getitem__", _configure)
-    replace(
-        CUDADispatcher,
-        "forall",
-        lambda kernel, n, tpb=0, stream=0, sharedmem=0: ForAll(kernel, n, tpb or 128, stream, sharedmem),
-    )
+    replace(CUDADispatcher, "forall", _for_all)
     replace(CUDADispatcher, "specialize", lambda kernel, *_: kernel)
     for name in _OF_COMPILED_CODE:
-        replace(CUDADispatcher, name, _refuse(f"{name} of a kernel"))
+        replace(CUDADispatcher, name, refuse(f"{name} of a kernel", _INSTEAD))
     for name in _OF_DEVICES if n_gpus() == 0 else ():
-        replace(cuda, name, _refuse(f"cuda.{name}"))
+        replace(cuda, name, refuse(f"cuda.{name}", _INSTEAD))
     replace(cuda, "stream", _new_stream)
     replace(cuda, "default_stream", default_stream)
     replace(cuda, "legacy_default_stream", default_stream)
@@ -215,9 +195,9 @@ def install(device_modules):
     replace(cuda, "device_array_like", _device_array_like)
     replace(cuda, "pinned_array", _pinned_array)
     replace(cuda, "pinned_array_like", np.empty_like)
-    replace(cuda, "mapped_array", _mapped_array)
-    replace(cuda, "mapped_array_like", _mapped_array_like)
-    replace(cuda, "managed_array", _managed_array)
+    replace(cuda, "mapped_array", _device_array)
+    replace(cuda, "mapped_array_like", _device_array_like)
+    replace(cuda, "managed_array", _device_array)
     replace(cuda, "as_cuda_array", as_device_array)
     replace(cuda, "is_cuda_array", is_device_array)
     replace(cuda, "pinned", lambda *arrays: contextlib.nullcontext())
@@ -228,9 +208,7 @@ def install(device_modules):
 
 
 def uninstall():
-    while _replaced:
-        owner, name, value = _replaced.pop()
-        setattr(owner, name, value)
+    _replacements.restore()
     if CUDADispatcher.configure is not _configure_without_world:
         _numba.append(CUDADispatcher.configure)
         CUDADispatcher.configure = _configure_without_world

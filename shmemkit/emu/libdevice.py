@@ -12,6 +12,7 @@ import statistics
 from fractions import Fraction
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from shmemkit.compiler.numba_internals import libdevice_functions
@@ -24,26 +25,25 @@ _int32, _int64, _uint32, _uint64 = (CASTS[name] for name in ("int32", "int64", "
 
 
 def rounded(exact, dtype, mode):
-    """The Fraction `exact` as a float of `dtype`; to nearest (rn), down (rd), up (ru), to zero (rz)."""
+    """The Fraction `exact`, not 0, as a float of `dtype`; to nearest (rn), down (rd), up (ru), to 0 (rz)."""
     try:
-        near = dtype(float(exact))
+        near = dtype(float(exact))  # may be rounded twice
     except OverflowError:
         near = dtype(math.inf if exact > 0 else -math.inf)
+    options = [near, *(np.nextafter(near, dtype(limit)) for limit in (-math.inf, math.inf))]
     if mode == "rn":
-        if np.isfinite(near):
-            options = [near, np.nextafter(near, dtype(-np.inf)), np.nextafter(near, dtype(np.inf))]
-            options = [x for x in options if np.isfinite(x)]
-            bits = {4: np.uint32, 8: np.uint64}[near.itemsize]
-            return min(options, key=lambda x: (abs(Fraction(float(x)) - exact), int(x.view(bits)) & 1))
-        return near
-    down = mode == "rd" or mode == "rz" and exact > 0
-    up = mode == "ru" or mode == "rz" and exact < 0
-    value = None if np.isinf(near) else Fraction(float(near))
-    if down and (near > 0 if value is None else value > exact):
-        return np.nextafter(near, dtype(-np.inf))
-    if up and (near < 0 if value is None else value < exact):
-        return np.nextafter(near, dtype(np.inf))
-    return near
+        bits = f"u{near.itemsize}"
+        return min(options, key=lambda x: (abs(_fraction(x) - exact), int(_bits(x, bits)) & 1))
+    if mode == "rd" or mode == "rz" and exact > 0:
+        return max(x for x in options if float(x) <= exact)
+    return min(x for x in options if float(x) >= exact)
+
+
+def _fraction(x):
+    """Infinity counts as the power of two after the largest number."""
+    if np.isfinite(x):
+        return Fraction(float(x))
+    return Fraction(2) ** (ml_dtypes.finfo(type(x)).maxexp) * (1 if x > 0 else -1)
 
 
 def _square_root(x):
@@ -63,11 +63,7 @@ _EXACT: dict[str, Any] = {
     "sqrt": lambda a: _square_root(a),
     "fma": lambda a, b, c: a * b + c,
 }
-_ORDINARY: dict[str, Any] = {
-    **_EXACT,
-    "sqrt": np.sqrt,
-    "rcp": lambda a: type(a)(1) / a,
-}
+_ORDINARY: dict[str, Any] = {**_EXACT, "sqrt": np.sqrt, "rcp": lambda a: type(a)(1) / a}
 
 
 def exactly(name, dtype, mode, *arguments):
@@ -112,10 +108,6 @@ def _conversion(source, target, mode):
     return lambda x: rounded(Fraction(int(wrap(x, dtype))), into, mode) if x else into(0)
 
 
-def _round_away(x):
-    return math.copysign(math.floor(abs(x) + 0.5), x) if abs(x) < 2**52 else x
-
-
 @functools.cache
 def _libm(name, n_integers, n_floats):
     """A function of the C library: integers first, then doubles."""
@@ -125,21 +117,12 @@ def _libm(name, n_integers, n_floats):
     return function
 
 
-def _bessel(name):
-    n_integers = int(name[1] == "n")
-    return lambda *arguments: _libm(name, n_integers, 1)(*arguments)
-
-
-def _gamma(function):
-    def gamma(x):
-        try:
-            return function(x)
-        except OverflowError:
-            return math.inf
-        except ValueError:  # a pole
-            return math.inf if function is math.lgamma or x == 0 else math.nan
-
-    return gamma
+def _of_libm(names, n_integers, n_floats):
+    """-> name -> the function, which is looked up when it is called"""
+    return {
+        name: lambda *arguments, name=name: _libm(name, n_integers, n_floats)(*arguments)
+        for name in names.split()
+    }
 
 
 def _erfcx(x):
@@ -175,12 +158,6 @@ _erfinv = _refined(lambda y: _quantile((y + 1) / 2) / math.sqrt(2), math.erf, _d
 _erfcinv = _refined(lambda y: -_quantile(y / 2) / math.sqrt(2), math.erfc, lambda x: -_density(x))
 
 
-def _logb(x):
-    if x == 0:
-        return -math.inf
-    return math.frexp(x)[1] - 1.0 if math.isfinite(x) else abs(x)
-
-
 def _ilogb(x):
     if x == 0 or math.isnan(x):
         return -(2**31)
@@ -188,18 +165,11 @@ def _ilogb(x):
 
 
 def _remquo(x, y):
-    remainder = _remainder(x, y)
+    remainder = _libm("remainder", 0, 2)(x, y)
     if math.isnan(remainder) or math.isinf(y):
         return remainder, 0
     quotient = int((Fraction(float(x)) - Fraction(remainder)) / Fraction(float(y)))
-    return remainder, int(math.copysign(abs(quotient) & 7, quotient))
-
-
-def _remainder(x, y):
-    try:
-        return math.remainder(x, y)
-    except ValueError:
-        return math.nan
+    return remainder, (abs(quotient) & 7) * (-1 if quotient < 0 else 1)
 
 
 def _frexp(x):
@@ -272,31 +242,27 @@ _PLAIN |= {
     "erfinv": _erfinv,
     "erfcinv": _erfcinv,
     "exp10": lambda x: np.power(10.0, x),
-    "fdim": lambda x, y: x - y if x > y else x + y if x != x or y != y else 0.0,
     "fdividef": lambda x, y: x / y,
     "frexp": _frexp,
     "ilogb": _ilogb,
     "ldexp": _ldexp,
-    "lgamma": _gamma(math.lgamma),
     "llrint": lambda x: to_integer(x, np.dtype("i8"), "rn"),
-    "llround": lambda x: to_integer(_round_away(x), np.dtype("i8"), "rz"),
-    "logb": _logb,
+    "llround": lambda x: to_integer(_libm("round", 0, 1)(x), np.dtype("i8"), "rz"),
     "modf": lambda x: np.modf(x),
     "normcdf": lambda x: math.erfc(-x / math.sqrt(2)) / 2,
     "normcdfinv": _quantile,
     "powi": lambda x, n: np.power(x, float(n)),
     "rcbrt": lambda x: 1 / np.cbrt(x),
-    "remainder": _remainder,
     "remquo": _remquo,
-    "round": _round_away,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "scalbn": _ldexp,
     "sincos": lambda x: (np.sin(x), np.cos(x)),
     "sincospi": lambda x: (_sinpi(x), _cospi(x)),
     "sinpi": _sinpi,
     "cospi": _cospi,
-    "tgamma": _gamma(math.gamma),
-    **{name: _bessel(name) for name in ("j0", "j1", "jn", "y0", "y1", "yn")},
+    **_of_libm("j0 j1 lgamma logb round tgamma y0 y1", 0, 1),
+    **_of_libm("fdim remainder", 0, 2),
+    **_of_libm("jn yn", 1, 1),
 }
 _WHOLE: dict[str, Any] = {  # of one width, or not of floats computed in float64
     "abs": abs,

@@ -79,6 +79,11 @@ class Machine:
         self.host_waits = {}  # PE -> () -> what its host program waits for
         self.host_waiter = self._run_here  # how a host program waits; several PEs or processes replace it
 
+    def located(self, at):
+        """-> (PE, offset in its heap) of address `at` in symmetric memory; elsewhere two None"""
+        offset = at - self.memory_address
+        return divmod(offset, self.heap_size) if 0 <= offset < self.memory.size else (None, None)
+
     def seen(self, array, is_sized):
         """`array` as a kernel sees it: device memory, whose accesses may be checked."""
         view = device_view(array, is_sized)
@@ -100,7 +105,8 @@ class Machine:
     def refuse_freed(self, pe, array, use):
         """UseAfterFreeError if `array` lies in symmetric memory that `pe` has freed; `use` begins a
         sentence that ends with the array."""
-        if isinstance(array, np.ndarray) and (allocation := self.heaps[pe].freed_at(array)):
+        _, offset = self.located(address(array)) if isinstance(array, np.ndarray) else (None, None)
+        if offset is not None and (allocation := self.heaps[pe].freed_at(offset)):
             raise use_after_free(allocation, use)
 
     def written(self, key):
@@ -175,12 +181,12 @@ class Machine:
 
     def blame(self, error):
         """Add the races that were found to `error`, which ends the run: it may have failed for them."""
-        races = [] if self.races is None else self.races.untold()
-        if races and isinstance(error, Exception) and not isinstance(error, RaceError):
+        if self.races is None or not isinstance(error, Exception) or isinstance(error, RaceError):
+            return
+        if races := self.races.untold():
             error.races = races
             add_text(error, f"Besides, {races_text(races)}")
-        unwritten = None if self.races is None else self.races.untold_unwritten()
-        if unwritten and isinstance(error, Exception) and not isinstance(error, RaceError):
+        if unwritten := self.races.untold_unwritten():
             add_text(error, f"Besides, {unwritten}")
 
     def clear(self):

@@ -52,7 +52,7 @@ class Load:
 def init(thread, barriers, i, count):
     if count < 1:
         raise ValueError(f"mbarrier_init(): count is {count}; it must be 1 or more")
-    thread.block.mbarriers[_key(barriers, i)] = Mbarrier(int(count), thread)
+    thread.block.mbarriers[key_of(barriers, i)] = Mbarrier(int(count), thread)
 
 
 def fence_init(thread):
@@ -63,7 +63,7 @@ def fence_init(thread):
 
 def arrive(thread, barriers, i, block=None, n_bytes=0):
     """`thread` arrives at barriers[i] of its block, or of block number `block` of its cluster."""
-    owner, key = thread.block, _key(barriers, i)
+    owner, key = thread.block, key_of(barriers, i)
     if block is not None and int(block) != owner.in_cluster:
         owner, key = there(owner, key, int(block))
     barrier = found(thread, owner, key, i)
@@ -100,7 +100,7 @@ def _look(owner, key, barrier):
 def wait(thread, barriers, i, parity):
     if parity not in (0, 1):
         raise ValueError(f"mbarrier_wait(): parity is {parity}; it must be 0 or 1")
-    key = _key(barriers, i)
+    key = key_of(barriers, i)
     barrier = found(thread, thread.block, key, i)
     thread.wait_until(
         key,
@@ -130,7 +130,7 @@ def found(thread, owner, key, i):
     return barrier
 
 
-def _key(barriers, i):
+def key_of(barriers, i):
     if not 0 <= i < barriers.size:
         raise IndexError(f"the mbarrier is number {i}; there are 0 to {barriers.size - 1}")
     return address(barriers) + 8 * int(i)

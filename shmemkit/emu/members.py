@@ -55,18 +55,17 @@ class Members:
         return NODE if self.pes.index(pes[-1]) - self.pes.index(pes[0]) + 1 == len(pes) else ACROSS
 
 
+def _book(n):
+    return np.dtype([("arrivals", "u8", (N_TEAMS, n)), ("met", "i8", n + 1), ("calls", SLOT, (n, SLOTS))])
+
+
 def book_size(n):
     """Bytes of symmetric memory that a group of `n` ranks needs for itself: see ``book_of``."""
-    return 8 * N_TEAMS * n + 8 * (n + 1) + n * SLOTS * SLOT.itemsize
+    return _book(n).itemsize
 
 
 def book_of(memory, n):
     """-> (arrivals, how often the host programs have come and met, the table of calls), parts of `memory`.
     Of the last two, all members use those of the first."""
-    arrivals, met = 8 * N_TEAMS * n, 8 * (n + 1)
-    table = memory[arrivals + met : arrivals + met + n * SLOTS * SLOT.itemsize]
-    return (
-        memory[:arrivals].view(np.uint64).reshape(N_TEAMS, n),
-        memory[arrivals : arrivals + met].view(np.int64),
-        table.view(SLOT).reshape(n, SLOTS),
-    )
+    book = memory[: book_size(n)].view(_book(n))
+    return tuple(book[name][0] for name in ("arrivals", "met", "calls"))

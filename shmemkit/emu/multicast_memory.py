@@ -6,6 +6,8 @@ without elements: whatever else touches it fails, and says so. What the instruct
 array, one after another, with races looked for as for any access to a peer's memory.
 """
 
+import operator
+
 import numpy as np
 from numba.cuda import types
 
@@ -27,14 +29,6 @@ class Multicast:
 
     def __init__(self, local):
         self.local = device_view(local)
-
-    dtype = property(lambda self: self.local.dtype)
-    shape = property(lambda self: self.local.shape)
-    strides = property(lambda self: self.local.strides)
-    ndim = property(lambda self: self.local.ndim)
-    size = property(lambda self: self.local.size)
-    itemsize = property(lambda self: self.local.itemsize)
-    nbytes = property(lambda self: self.local.nbytes)
 
     @property
     def _numba_type_(self):
@@ -68,6 +62,9 @@ class Multicast:
     def __repr__(self):
         return f"<multicast {self.dtype} {self.shape}>"
 
+
+for _name in "dtype shape strides ndim size itemsize nbytes".split():
+    setattr(Multicast, _name, property(operator.attrgetter(f"local.{_name}")))
 
 _REFUSED = (
     "a multicast view: it is for the multimem_ functions of kernels only; for ordinary accesses use the "

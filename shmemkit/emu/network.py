@@ -126,9 +126,7 @@ class Network:
         operation = self.machine.races and self.machine.races.signal(thread, there, pe, None)
         by = self.machine.writers.by(thread)
         self._send(
-            thread,
-            int(pe),
-            lambda thread: self._update(thread, "write", there, function, operation, by=by),
+            thread, int(pe), lambda thread: self._update(thread, "write", there, function, operation, by=by)
         )
 
     def fence(self, thread):

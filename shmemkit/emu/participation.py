@@ -16,7 +16,7 @@ from .device_arrays import address
 from .errors import EmulatorError
 from .race_report import line_of
 from .rendezvous import Rendezvous
-from .report import is_kernel_code, kernel_line, place, shown_line, threads_shown, who
+from .report import kernel_frame, kernel_line, place, shown_line, threads_shown, who
 
 WARPGROUP = 128
 
@@ -45,21 +45,8 @@ class Call:
     have, and `left` have not. With `meets` there is a barrier inside of it."""
 
     __slots__ = (
-        "name",
-        "scope",
-        "names",
-        "arguments",
-        "meets",
-        "first",
-        "end",
-        "next",
-        "others",
-        "left",
-        "n_arrays",
-        "rest",
-        "code",
-        "at",
-        "sites",
+        *("name", "scope", "names", "arguments", "meets", "first", "end", "next", "others", "left"),
+        *("n_arrays", "rest", "code", "at", "sites"),
     )
 
     def __init__(self, name, scope, names, arguments, meets, first, end, frame):
@@ -158,8 +145,7 @@ class Participation:
     # -- calls of a whole warp, warpgroup or block
     def enters(self, thread, scope, name, arguments, meets, frame):
         """`thread` makes the call at `frame`, or calls there what makes it for it."""
-        while not is_kernel_code(frame) and frame.f_back is not None:
-            frame = frame.f_back
+        frame = kernel_frame(frame) or frame
         i = thread.thread_id
         for call in self.open:
             if call.name == name and call.lacks(i):

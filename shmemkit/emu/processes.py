@@ -340,11 +340,7 @@ class Processes:
             return False
 
         self.machine.wait_on_host(
-            self.rank,
-            all_are_there,
-            None,
-            lambda: self._late(meeting, target, call),
-            can_go_on=False,
+            self.rank, all_are_there, None, lambda: self._late(meeting, target, call), can_go_on=False
         )
 
     def _timeout(self, meeting, target, call, limit):

@@ -19,7 +19,6 @@ import collections
 import itertools
 import sys
 import weakref
-from bisect import bisect_right
 from dataclasses import replace
 
 import numpy as np
@@ -32,7 +31,7 @@ from .device_arrays import DeviceView, address, device_view
 from .errors import RaceError, UninitializedReadError
 from .heap import EMPTY
 from .race_report import describe, line_of
-from .shadow_arrays import UNWRITTEN, Region, Tracked, kernel_site, tracked, untracked
+from .shadow_arrays import UNWRITTEN, Region, Tracked, kernel_site, touch, tracked, untracked
 from .signal_history import History
 from .vector_clock import (
     BLOCK,
@@ -108,27 +107,18 @@ class Races:
         """`array` with the record of its accesses."""
         if array.size == 0:
             return _seen(array)
-        region = self.region_of(array) if self.is_symmetric(array) else self._of_owner(array)
+        pe, offset = self.machine.located(address(array))
+        region = self._of_owner(array) if pe is None else self._of_heap(pe, offset, array)
         return _seen(array) if region is None else tracked(array, region)
 
     def region_of(self, array):
         """The Region of the symmetric memory of `array`; None for other memory."""
-        machine = self.machine
-        if not self.is_symmetric(array):
-            return None
-        return self._of_heap(*divmod(address(array) - machine.memory_address, machine.heap_size), array)
-
-    def is_symmetric(self, array):
-        return self._is_in_heap(address(array))
-
-    def _is_in_heap(self, at):
-        return 0 <= at - self.machine.memory_address < self.machine.memory.size
+        pe, offset = self.machine.located(address(array))
+        return None if pe is None else self._of_heap(pe, offset, array)
 
     def _of_heap(self, pe, offset, array):
-        allocations = self.machine.heaps[pe].allocations
-        found = bisect_right(allocations, offset, key=lambda a: a.offset) - 1
-        allocation = allocations[found] if found >= 0 else None
-        if allocation is None or offset >= allocation.offset + allocation.size:
+        allocation = self.machine.heaps[pe].at(offset)
+        if allocation is None:
             self.machine.refuse_freed(pe, array, "a kernel accesses")
             return None
         region = self.regions.get((pe, allocation.offset))
@@ -280,16 +270,14 @@ class Races:
         limit = min(target.size, source.size)
         if word and nbi:
             self._words(source, operation, access, False, limit)
-        elif isinstance(source, Tracked):
-            if nbi:
-                source.touch("read", operation.clock, access, limit=limit)
-            else:
-                by_thread = operation.issued, *operation.site
-                source.touch("read", thread.clock, by_thread, limit=limit)
+        elif nbi:
+            touch("read", source, operation.clock, access, limit)
+        else:
+            touch("read", source, thread.clock, (operation.issued, *operation.site), limit)
         if word:
             self._words(target, operation, access, n=limit)
-        elif isinstance(target, Tracked):
-            target.touch("write", operation.clock, access, limit=limit)
+        else:
+            touch("write", target, operation.clock, access, limit)
         self._words(flag, operation, access, signal=op)
         return operation
 
@@ -327,10 +315,8 @@ class Races:
             clock = operation.clock
         else:
             clock, access = thread.clock, (thread.moment or thread.now(), *kernel_site())
-        if isinstance(source, Tracked):
-            source.touch("read", clock, access, limit=limit)
-        if isinstance(target, Tracked):
-            target.touch("write", clock, access, limit=limit)
+        touch("read", source, clock, access, limit)
+        touch("write", target, clock, access, limit)
 
     def _overtaken(self, thread, source):
         """A g() of ``source[0]`` may come before what `thread` knows to have been sent there by p()."""
@@ -530,7 +516,8 @@ class Races:
                 self.read_unwritten(region, at, access)
             return
         place = region.base + at * region.grain
-        self.ranks[signature].add(self.pe_of(place) if self._is_in_heap(place) else access[0].of.pe)
+        pe, _ = self.machine.located(place)
+        self.ranks[signature].add(access[0].of.pe if pe is None else pe)
         known = self.found.get(signature)
         # A write that is read too early says more of what is missing than a read that comes before the write.
         if known is not None and (known[0].first.is_write or earlier_what != "write"):

@@ -55,19 +55,22 @@ def shown_line(file, lineno):
     return f"{shown_place(file, lineno)}: {linecache.getline(file, lineno).strip()}"
 
 
-def kernel_line(frame):
-    """ "file:line: source" of the innermost line of the user's code at or above `frame`; None where there is
-    none, as in the copies of streams."""
-    while frame is not None and not is_kernel_code(frame):
+def kernel_frame(frame, is_it=is_kernel_code):
+    """The innermost frame of a kernel at or above `frame`; None if there is none, as in copies of streams."""
+    while frame is not None and not is_it(frame):
         frame = frame.f_back
+    return frame
+
+
+def kernel_line(frame):
+    """Likewise, its "file:line: source"."""
+    frame = kernel_frame(frame)
     return None if frame is None else _line(frame)
 
 
 def user_frame(frame):
     """The innermost frame of the user's code at or above `frame`, or None."""
-    while frame is not None and not is_user_code(frame):
-        frame = frame.f_back
-    return frame
+    return kernel_frame(frame, is_user_code)
 
 
 def user_line():
@@ -126,32 +129,28 @@ def where(thread, traceback):
 def place(machine, thread, at, frame=None, arrays=None):
     """The name of the memory at address `at`, as `thread` knows it: "signals[3] on rank 2". `frame`: where it
     is, if it runs; `arrays`: those of its kernel, if that has ended."""
-    launch, heap = thread.block.launch, machine.memory_address
-    in_heap = 0 <= at - heap < machine.memory.size
-    pe = (at - heap) // machine.heap_size if in_heap else launch.pe
-    local = at + (launch.pe - pe) * machine.heap_size if in_heap else at
+    launch = thread.block.launch
+    pe, offset = machine.located(at)
+    local, pe = (at, launch.pe) if pe is None else (at + (launch.pe - pe) * machine.heap_size, pe)
     for name, array in [*(arrays or launch.arrays).items(), *_local_arrays(frame or thread.gr_frame)]:
         first = address(array)
         if array.flags.c_contiguous and first <= local < first + array.nbytes:
             return f"{_element(name, array, (local - first) // array.itemsize)} on rank {pe}"
-    if in_heap:
-        offset = (at - heap) % machine.heap_size
-        for a in (*machine.heaps[launch.pe].allocations, *machine.heaps[launch.pe].freed):
-            if a.offset <= offset < a.offset + a.size and a.dtype is not None:
-                return f"{a.name}[{(offset - a.offset) // a.dtype.itemsize}] on rank {pe}"
+    if offset is not None:
+        heap = machine.heaps[launch.pe]
+        a = heap.at(offset) or heap.freed_at(offset)
+        if a is not None and a.dtype is not None:
+            return f"{a.name}[{(offset - a.offset) // a.dtype.itemsize}] on rank {pe}"
     return f"memory at {at:#x} on rank {pe}"
 
 
 def other_name(machine, pe, at):
     """ " (rank 0 calls this array inbox)", if `pe` knows the symmetric memory at address `at` by another name
     than the rank whose it is; else "" """
-    owner, offset = divmod(at - machine.memory_address, machine.heap_size)
-    if not 0 <= at - machine.memory_address < machine.memory.size or not {pe, owner} <= set(machine.heaps):
+    owner, offset = machine.located(at)
+    if not {pe, owner} <= set(machine.heaps):
         return ""
-    mine, theirs = (
-        next((a.name for a in machine.heaps[r].allocations if a.offset <= offset < a.offset + a.size), None)
-        for r in (pe, owner)
-    )
+    mine, theirs = (getattr(machine.heaps[r].at(offset), "name", None) for r in (pe, owner))
     return "" if mine == theirs or theirs is None else f" (rank {owner} calls this array {theirs})"
 
 
@@ -292,9 +291,8 @@ def out_of_bounds(launch, error):
 
 
 def _rank_of(launch, array):
-    machine = launch.machine
-    offset = address(array) - machine.memory_address
-    return offset // machine.heap_size if 0 <= offset < machine.memory.size else launch.pe
+    pe, _ = launch.machine.located(address(array))
+    return launch.pe if pe is None else pe
 
 
 # Calls that may be evaluated again: they change nothing.

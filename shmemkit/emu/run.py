@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from shmemkit.comm.communicator import Communicator
 from shmemkit.support.agreement import of_group, ranks_text
 from shmemkit.support.call_site import Call
 from shmemkit.support.host_program import HostProgram
@@ -140,21 +141,14 @@ class Program:
         return [h.result for h in self.hosts]
 
 
-class LocalComm:
-    """The Communicator of host programs of one process. Rank k is PE ``pes[k]``; all of them join
-    `rendezvous`."""
+class LocalComm(Communicator):
+    """That of host programs of one process. Rank k is PE ``pes[k]``; all of them join `rendezvous`."""
 
     def __init__(self, host, pes=None, rendezvous=None):
         self._host = host
         self._pes = range(host.program.machine.n_ranks) if pes is None else pes
         self._rendezvous = rendezvous or host.program.rendezvous
         self.rank, self.size = self._pes.index(host.pe), len(self._pes)
-
-    def Get_rank(self):
-        return self.rank
-
-    def Get_size(self):
-        return self.size
 
     def allgather(self, value, call="allgather"):
         machine = self._host.program.machine
@@ -192,23 +186,8 @@ class LocalComm:
             comms = self._rendezvous.join(self._host, (color, key), split)
         return LocalComm(self._host, *comms[self._host.pe])
 
-    def Free(self):
-        pass
-
-    def Abort(self, status=1):
-        os._exit(status)
-
-    def bcast(self, value=None, root=0):
-        return self.allgather(value, "bcast")[root]
-
-    def gather(self, value, root=0):
-        values = self.allgather(value, "gather")
-        return values if self.rank == root else None
-
-    def barrier(self):
-        self.allgather(None, "barrier")
-
-    Barrier = barrier
+    def exchange(self, value, call):
+        return self.allgather(value, call)
 
 
 def current_host():
@@ -280,13 +259,10 @@ def run(
     try:
         with recorded(machine, timeline):
             return Program(main, args, machine).run()
-    except EmulatorError as error:
-        error.delivery, error.seed = delivery, seed
-        if races or isinstance(error, DeadlockError) or (delivery, seed) != ("eager", None):
-            add_text(error, again)
-        raise
     except Exception as error:
-        if races or (delivery, seed) != ("eager", None):
+        if isinstance(error, EmulatorError):
+            error.delivery, error.seed = delivery, seed
+        if races or isinstance(error, DeadlockError) or (delivery, seed) != ("eager", None):
             add_text(error, again)
         raise
 

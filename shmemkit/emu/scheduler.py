@@ -22,14 +22,7 @@ from greenlet import getcurrent
 
 from .spin_loops import Spinning
 
-COMPARE = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "lt": operator.lt,
-    "le": operator.le,
-}
+COMPARE = {name: getattr(operator, name) for name in "eq ne gt ge lt le".split()}
 
 
 class Scheduler:
@@ -134,10 +127,7 @@ class Scheduler:
         """Run threads until `is_done()`. -> False when nothing can run any more before that."""
         ready = self.ready
         while not is_done():
-            if not ready:
-                if not self._deliver() and not self.poll() and not (self.idle and self.idle()):
-                    return False
-            elif self.spinning.polls and self._turns_in_vain():
+            if not ready or self.spinning.polls and self._turns_in_vain():
                 if not self._deliver() and not self.poll() and not (self.idle and self.idle()):
                     return False
             elif self.choice is None:

@@ -14,7 +14,7 @@ import zlib
 
 import numpy as np
 
-from .device_arrays import DeviceView, Record, RecordArray, SizedArray, address, device_view, loaded
+from .device_arrays import DeviceView, Fields, Record, RecordArray, SizedArray, address, device_view, loaded
 from .report import is_kernel_code
 from .vector_clock import Moment
 from .workers import current
@@ -509,7 +509,7 @@ class TrackedVector(Tracked):
         region.writes[at] = moment, frame.f_code, frame.f_lasti
 
 
-class TrackedRecords(Tracked):
+class TrackedRecords(Fields, Tracked):
     """Elements of a structured dtype: an access is one of a field."""
 
     __slots__ = ("fields",)
@@ -521,11 +521,6 @@ class TrackedRecords(Tracked):
         return self._part(index, value) if isinstance(value, np.ndarray) else Record(self, index)
 
     _get = None  # a record that is named is not read
-
-    def __getattr__(self, name):
-        if name in (self.dtype.names or ()):
-            return self.field(name)
-        raise AttributeError(f"an array of records of {self.dtype} has no attribute {name!r}")
 
     def field(self, name):
         """That part of each record."""
@@ -572,6 +567,12 @@ def _tracked(plain, region, first):
     else:
         result.locate()
     return result
+
+
+def touch(what, array, clock, access, limit=None):
+    """`access` reads or writes at most `limit` elements of `array`, if that is tracked."""
+    if isinstance(array, Tracked):
+        array.touch(what, clock, access, limit=limit)
 
 
 def untracked(array):

@@ -22,6 +22,20 @@ def not_served(name, instead="docs/scripts.md lists what is; the rest needs GPUs
     return error(f"{name} is not emulated. {instead}")
 
 
+def refuse(name, *instead):
+    """-> a function that is not served, under `name`"""
+
+    def refuse(*_, **__):
+        raise not_served(name, *instead)
+
+    return refuse
+
+
+def named(*those):
+    """-> classes and functions, by name"""
+    return {each.__name__: each for each in those}
+
+
 class StandIn(types.ModuleType):
     """A module with `members`; whatever else is asked for raises NotImplementedError."""
 

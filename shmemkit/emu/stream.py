@@ -293,8 +293,7 @@ class Background(Launch):
 
 def copy(stream, dst, src):
     """The operation that copies `src` to `dst`: contiguous, of as many bytes, and of any PE."""
-    dst, src = (array.reshape(-1).view(np.uint8) for array in (dst, src))
-    return _operation(Background, stream, "a copy", _copy, dst, src)
+    return copy_rows(stream, *(array.reshape(1, -1).view(np.uint8) for array in (dst, src)))
 
 
 def copy_by(function, stream, *arguments):
@@ -320,12 +319,7 @@ def memory_operations(stream, operations):
 
 def _operation(kind, stream, name, function, *arguments):
     # Arrays go in a tuple: they have no names, and reports take those of their allocations.
-    return kind(stream, name, function, ["arguments"], (1, 1, 1), (1, 1, 1), 0, [arguments])
-
-
-def _copy(arguments):
-    dst, src = arguments
-    current_thread("copy").copy(dst, src, 0, src.size)
+    return kind(stream, name, function, ["arguments"], [arguments])
 
 
 def _copy_rows(arguments):

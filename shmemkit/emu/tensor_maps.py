@@ -263,9 +263,7 @@ def load(thread, tile, tensor_map, x, y, barriers, i, blocks):
     what = "tma_load" if blocks is None else "tma_load_multicast"
     box = _described(thread, tensor_map, what)
     here, me = tile_bytes(tile, box.n_bytes, 8 * box.row_bytes, what), thread.block
-    key = address(barriers) + 8 * int(i)
-    if not 0 <= i < barriers.size:
-        raise IndexError(f"{what}: the mbarrier is number {i}; there are 0 to {barriers.size - 1}")
+    key = mbarriers.key_of(barriers, i)
     targets = (
         [me.in_cluster] if blocks is None else [b for b in range(len(blocks_of(me))) if int(blocks) >> b & 1]
     )
@@ -307,11 +305,9 @@ def _load(thread, what, owner, memory, barrier, bring):
 
 
 def bulk_load(thread, tile, src, barriers, i):
-    block, key = thread.block, address(barriers) + 8 * int(i)
+    block, key = thread.block, mbarriers.key_of(barriers, i)
     there = tile_bytes(tile, src.nbytes, 16, "bulk_load")
     _check_bulk("bulk_load", src)
-    if not 0 <= i < barriers.size:
-        raise IndexError(f"bulk_load(): the mbarrier is number {i}; there are 0 to {barriers.size - 1}")
     thread.turn()
     reading = mbarriers.found(thread, block, key, i).reading(thread, "bulk_load")
     if isinstance(src, Tracked):  # as `_reads`

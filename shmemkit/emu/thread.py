@@ -102,19 +102,15 @@ class Thread:
 
     def wait(self, array, index, compare, value, scope="sys", semantic="acquire"):
         """Park until ``array[index] <compare> value``. -> the element seen."""
-        value = converted(value, array.dtype)
-        holds, item = COMPARE[compare], array.item
-        key = address_of(array, index)
-        if self._passes() and holds(item(index), value):
-            return array[index]
-        self.wait_until(
-            key,
-            lambda: holds(item(index), value),
-            lambda: (
-                f"{place(self.block.machine, self, key)} {_SIGN[compare]} {value}, now {item(index)}"
-                + other_name(self.block.machine, self.pe, key)
+        value, holds = converted(value, array.dtype), COMPARE[compare]
+        self._wait_for(
+            array,
+            index,
+            lambda element: holds(element, value),
+            f"{_SIGN[compare]} {value}",
+            shown=lambda element: (
+                f"{element}{other_name(self.block.machine, self.pe, address_of(array, index))}"
             ),
-            lambda word: holds(word.view(array.dtype).item(0), value),
         )
         return array[index]
 
@@ -144,6 +140,9 @@ class Thread:
     def wait_word(self, array, index, is_satisfied, why, shown=str):
         """Park until ``is_satisfied(array[index])``, relaxed: nothing else is known then. -> the element.
         ``shown(element)`` is what a report says of it."""
+        return self._wait_for(array, index, is_satisfied, why, shown)
+
+    def _wait_for(self, array, index, is_satisfied, why, shown):
         item, key = array.item, address_of(array, index)
         if self._passes() and is_satisfied(item(index)):
             return item(index)

@@ -344,11 +344,7 @@ class Timeline:
         """`race` was found, of accesses at these Moments of the race detector."""
         for access, moment in ((race.first, first), (race.second, second)):
             of: Any = getattr(moment.of, "thread", moment.of)
-            args = {
-                "array": race.element,
-                "line": _shown(access.file, access.line),
-                "cure": race.missing,
-            }
+            args = {"array": race.element, "line": _shown(access.file, access.line), "cure": race.missing}
             if isinstance(of, Thread):
                 time, track = self.periods.get((getattr(of, "key", None), moment.time), 0), self._track(of)
             else:

@@ -1,40 +1,30 @@
 """``cuda.core`` and ``cuda.core.experimental``: devices, streams and events."""
 
-from shmemkit.emu.stand_in_modules import Served, StandIn
+from typing import NamedTuple
+
+from shmemkit.emu.stand_in_modules import Served, StandIn, named, not_served
 
 from .current_process import current
+from .devices import EmulatedDevice
 from .streams import ScriptEvent, ScriptStream, find
 
-COMPUTE_CAPABILITY = (9, 0)
 
-
-class Device(Served):
-    """A GPU of the machine. Every PE may use any: there are as many as PEs, and they are all alike."""
-
+class Device(EmulatedDevice):
     def __init__(self, device_id=None):
-        process = current("Device")
-        n = process.machine.n_ranks
-        device_id = process.device if device_id is None else device_id
-        if not 0 <= device_id < n:
-            raise ValueError(
-                f"Device(): device_id is {device_id}; it must be 0 to {n - 1}: the emulator has a "
-                "device for each rank"
-            )
-        self.device_id = int(device_id)
-        self.name, self.arch = "shmemkit emulator", "".join(map(str, COMPUTE_CAPABILITY))
+        super().__init__(device_id)
+        self.device_id = int(self)
+        self.name, self.arch = "shmemkit emulator", "".join(map(str, self._gpu.compute_capability))
         self.pci_bus_id = f"0000:{self.device_id:02X}:00.0"
         self.uuid = f"00000000-0000-0000-0000-{self.device_id:012d}"
-        self.properties = DeviceProperties()
+        self.properties = DeviceProperties(self._gpu)
 
-    compute_capability = property(lambda self: _Capability(*COMPUTE_CAPABILITY))
+    compute_capability = property(lambda self: _Capability(*self._gpu.compute_capability))
     default_stream = property(lambda self: current("default_stream").null)
 
     def set_current(self, ctx=None):
         if ctx is not None:
-            raise NotImplementedError(
-                "Device.set_current(ctx) is not emulated. Call set_current() without a context"
-            )
-        current("set_current").device = self.device_id
+            raise not_served("Device.set_current(ctx)", "Call set_current() without a context")
+        self.make_current()
 
     def sync(self):
         current("Device.sync").synchronize()
@@ -48,15 +38,6 @@ class Device(Served):
     def create_event(self, options=None):
         return ScriptEvent()
 
-    def __int__(self):
-        return self.device_id
-
-    def __eq__(self, other):
-        return isinstance(other, Device) and other.device_id == self.device_id
-
-    def __hash__(self):
-        return hash(self.device_id)
-
     def __repr__(self):
         return f"<Device {self.device_id} ({self.name})>"
 
@@ -64,17 +45,16 @@ class Device(Served):
 class DeviceProperties(Served):
     """``Device.properties``"""
 
-    multiprocessor_count, warp_size, max_threads_per_block = 132, 32, 1024
-    compute_capability_major, compute_capability_minor = COMPUTE_CAPABILITY
-    multicast_supported = False
+    warp_size, max_threads_per_block, multicast_supported = 32, 1024, False
+
+    def __init__(self, gpu):
+        self.multiprocessor_count = gpu.sms
+        self.compute_capability_major, self.compute_capability_minor = gpu.compute_capability
 
 
-class _Capability(tuple):
-    def __new__(cls, major, minor):
-        return super().__new__(cls, (major, minor))
-
-    major = property(lambda self: self[0])
-    minor = property(lambda self: self[1])
+class _Capability(NamedTuple):
+    major: int
+    minor: int
 
 
 def _option(options, name, default):
@@ -113,14 +93,8 @@ class _System(Served):
 
 def modules():
     """-> the stand-ins, by name; ``cuda.core.experimental`` was there until cuda-core 0.7"""
-    members = {
-        "Device": Device,
-        "Event": ScriptEvent,
-        "EventOptions": EventOptions,
-        "Stream": ScriptStream,
-        "StreamOptions": StreamOptions,
-        "system": _System(),
-    }
+    members = {"Event": ScriptEvent, "Stream": ScriptStream, "system": _System()}
+    members |= named(Device, EventOptions, StreamOptions)
     return {
         "cuda": StandIn("cuda", {}),
         "cuda.core": StandIn("cuda.core", members),

@@ -9,7 +9,7 @@ import numpy as np
 from shmemkit.emu.device_arrays import address
 from shmemkit.emu.launch_hook import DeviceArray
 from shmemkit.emu.run import current_host
-from shmemkit.emu.stand_in_modules import Served, StandIn, not_served
+from shmemkit.emu.stand_in_modules import Served, StandIn, named, not_served
 
 from . import cupy_cuda
 from .current_process import current
@@ -155,8 +155,8 @@ _POOL = _Pool()
 # What CuPy has of NumPy, and does the same.
 _TYPES = (
     "bool_ broadcast_shapes can_cast complex128 complex64 dtype e finfo float16 float32 float64 floating "
-    "generic iinfo inf int16 int32 int64 int8 integer intp issubdtype nan newaxis number pi promote_types "
-    "result_type uint16 uint32 uint64 uint8 uintp"
+    "generic iinfo inf int16 int32 int64 int8 integer intp isscalar issubdtype nan ndim newaxis number pi "
+    "promote_types result_type shape size uint16 uint32 uint64 uint8 uintp"
 ).split()
 _FUNCTIONS = (
     "abs absolute add all allclose amax amin any append arange argmax argmin argsort argwhere around "
@@ -237,22 +237,13 @@ class _Generator:
 def modules():
     """-> the stand-ins, by name"""
     members = {name: getattr(np, name) for name in _TYPES}
-    members.update({name: _served(name) for name in _FUNCTIONS})
+    members |= {name: _served(name) for name in _FUNCTIONS}
+    members |= named(ndarray, array, asarray, asnumpy, from_dlpack, get_array_module)
     members.update(
-        ndarray=ndarray,
-        array=array,
-        asarray=asarray,
         asanyarray=asarray,
-        asnumpy=asnumpy,
-        from_dlpack=from_dlpack,
-        get_array_module=get_array_module,
         get_default_memory_pool=lambda: _POOL,
         get_default_pinned_memory_pool=lambda: _POOL,
         is_available=lambda: True,
-        isscalar=np.isscalar,
-        ndim=np.ndim,
-        shape=np.shape,
-        size=np.size,
         float_=np.float64,
         __version__=f"emulated, NumPy {np.__version__}",
     )

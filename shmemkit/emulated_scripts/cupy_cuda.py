@@ -1,9 +1,9 @@
 """``cupy.cuda``: devices, streams, events, the runtime."""
 
-from shmemkit.emu.stand_in_modules import Served, StandIn
+from shmemkit.emu.stand_in_modules import Served, StandIn, named
 
-from .cuda_core import COMPUTE_CAPABILITY
 from .current_process import current
+from .devices import ContextDevice
 from .streams import ScriptEvent, ScriptStream, find
 
 
@@ -17,43 +17,19 @@ class MemoryPointer(Served):
         return self.ptr
 
 
-class Device(Served):
-    """A device, as a context manager too."""
+class Device(ContextDevice):
+    call = "cupy.cuda.Device()"
 
     def __init__(self, device=None):
-        process = current("cupy.cuda.Device")
-        self.id = process.device if device is None else int(device)
-        n = process.machine.n_ranks
-        if not 0 <= self.id < n:
-            raise ValueError(
-                f"cupy.cuda.Device(): the number is {self.id}; it must be 0 to {n - 1}: the emulator "
-                "has a device for each rank"
-            )
-        self.compute_capability = "".join(map(str, COMPUTE_CAPABILITY))
-        self.attributes = {"MultiProcessorCount": 132, "WarpSize": 32, "CooperativeLaunch": 1}
+        super().__init__(device)
+        self.id = int(self)
+        self.compute_capability = "".join(map(str, self._gpu.compute_capability))
+        self.attributes = {"MultiProcessorCount": self._gpu.sms, "WarpSize": 32, "CooperativeLaunch": 1}
 
-    def use(self):
-        current("Device.use").device = self.id
-        return self
+    use = ContextDevice.make_current
 
     def synchronize(self):
         current("Device.synchronize").synchronize()
-
-    def __enter__(self):
-        self.before = current("Device").device
-        return self.use()
-
-    def __exit__(self, *_):
-        current("Device").device = self.before
-
-    def __int__(self):
-        return self.id
-
-    def __eq__(self, other):
-        return isinstance(other, Device) and other.id == self.id
-
-    def __hash__(self):
-        return hash(self.id)
 
     def __repr__(self):
         return f"<CUDA Device {self.id}>"
@@ -64,18 +40,16 @@ def _external_stream(ptr, device_id=-1):
 
 
 def _properties(device):
+    gpu = current("getDeviceProperties").machine.gpu
+    major, minor = gpu.compute_capability
     return {
         "name": b"shmemkit emulator",
-        "multiProcessorCount": 132,
+        "multiProcessorCount": gpu.sms,
         "warpSize": 32,
         "maxThreadsPerBlock": 1024,
-        "major": COMPUTE_CAPABILITY[0],
-        "minor": COMPUTE_CAPABILITY[1],
+        "major": major,
+        "minor": minor,
     }
-
-
-def _set_device(device):
-    Device(device).use()
 
 
 def modules():
@@ -90,17 +64,16 @@ def modules():
             "is_hip": False,
             "runtimeGetVersion": lambda: 13000,
             "driverGetVersion": lambda: 13000,
-            "setDevice": _set_device,
+            "setDevice": lambda device: Device(device).use(),
             "streamSynchronize": lambda stream: find(stream).synchronize(),
         },
     )
     cuda = StandIn(
         "cupy.cuda",
         {
-            "Device": Device,
+            **named(Device, MemoryPointer),
             "Event": ScriptEvent,
             "ExternalStream": _external_stream,
-            "MemoryPointer": MemoryPointer,
             "Stream": ScriptStream,
             "get_current_stream": lambda: current("get_current_stream").stream,
             "get_device_id": lambda: current("get_device_id").device,

@@ -10,7 +10,7 @@ import time
 import types
 
 from shmemkit.emu.rendezvous import Rendezvous
-from shmemkit.emu.stand_in_modules import Served, StandIn
+from shmemkit.emu.stand_in_modules import Served, StandIn, named
 from shmemkit.emu.vector_clock import joined
 
 from .current_process import current
@@ -89,51 +89,50 @@ class Comm(Messages):
     Barrier = barrier
 
     # -- objects
+    def _objects(self, call, sendobj):
+        """-> the objects of all ranks"""
+        return [pickle.loads(v) for v in self._collective(call, pickle.dumps(sendobj))]
+
+    def _one_for_each(self, call, sendobj):
+        if len(sendobj) != self.size:
+            raise ValueError(
+                f"{call}(): sendobj has {len(sendobj)} items; it must have {self.size}, one for each rank"
+            )
+        return [pickle.dumps(v) for v in sendobj]
+
     def bcast(self, obj=None, root=0):
         mine = pickle.dumps(obj) if self.rank == self._checked(root) else None
         data = self._collective("bcast", mine)[root]
         return obj if self.rank == root else pickle.loads(data)
 
     def allgather(self, sendobj):
-        return [pickle.loads(v) for v in self._collective("allgather", pickle.dumps(sendobj))]
+        return self._objects("allgather", sendobj)
 
     def gather(self, sendobj, root=0):
-        values = self._collective("gather", pickle.dumps(sendobj))
-        return [pickle.loads(v) for v in values] if self.rank == self._checked(root) else None
+        values = self._objects("gather", sendobj)
+        return values if self.rank == self._checked(root) else None
 
     def scatter(self, sendobj=None, root=0):
-        mine = None
-        if self.rank == self._checked(root):
-            if len(sendobj) != self.size:
-                raise ValueError(
-                    f"scatter(): sendobj has {len(sendobj)} items; it must have {self.size}, one for "
-                    "each rank"
-                )
-            mine = [pickle.dumps(v) for v in sendobj]
+        mine = self._one_for_each("scatter", sendobj) if self.rank == self._checked(root) else None
         return pickle.loads(self._collective("scatter", mine)[root][self.rank])
 
     def alltoall(self, sendobj):
-        if len(sendobj) != self.size:
-            raise ValueError(
-                f"alltoall(): sendobj has {len(sendobj)} items; it must have {self.size}, one for each rank"
-            )
-        values = self._collective("alltoall", [pickle.dumps(v) for v in sendobj])
+        values = self._collective("alltoall", self._one_for_each("alltoall", sendobj))
         return [pickle.loads(v[self.rank]) for v in values]
 
     def allreduce(self, sendobj, op=OPS["SUM"]):
-        return op.of_objects([pickle.loads(v) for v in self._collective("allreduce", pickle.dumps(sendobj))])
+        return op.of_objects(self._objects("allreduce", sendobj))
 
     def reduce(self, sendobj, op=OPS["SUM"], root=0):
-        values = self._collective("reduce", pickle.dumps(sendobj))
-        return op.of_objects([pickle.loads(v) for v in values]) if self.rank == self._checked(root) else None
+        values = self._objects("reduce", sendobj)
+        return op.of_objects(values) if self.rank == self._checked(root) else None
 
     def scan(self, sendobj, op=OPS["SUM"]):
-        values = self._collective("scan", pickle.dumps(sendobj))[: self.rank + 1]
-        return op.of_objects([pickle.loads(v) for v in values])
+        return op.of_objects(self._objects("scan", sendobj)[: self.rank + 1])
 
     def exscan(self, sendobj, op=OPS["SUM"]):
-        values = self._collective("exscan", pickle.dumps(sendobj))[: self.rank]
-        return op.of_objects([pickle.loads(v) for v in values]) if values else None
+        values = self._objects("exscan", sendobj)[: self.rank]
+        return op.of_objects(values) if values else None
 
     # -- buffers
     def Bcast(self, buf, root=0):
@@ -288,13 +287,13 @@ def modules():
         **OPS,
         **TYPES,
         **_THREADS,
+        **named(Comm, Op, Request, Status),
         "ANY_SOURCE": ANY_SOURCE,
         "ANY_TAG": ANY_TAG,
         "COMM_NULL": COMM_NULL,
         "COMM_SELF": COMM_SELF,
         "COMM_TYPE_SHARED": COMM_TYPE_SHARED,
         "COMM_WORLD": COMM_WORLD,
-        "Comm": Comm,
         "ERRORS_ARE_FATAL": "ERRORS_ARE_FATAL",
         "ERRORS_RETURN": "ERRORS_RETURN",
         "Exception": MPIError,
@@ -309,11 +308,8 @@ def modules():
         "Intracomm": Comm,
         "Is_finalized": lambda: _finalized(),
         "Is_initialized": lambda: True,
-        "Op": Op,
         "PROC_NULL": PROC_NULL,
         "Query_thread": lambda: 3,
-        "Request": Request,
-        "Status": Status,
         "UNDEFINED": UNDEFINED,
         "Wtick": lambda: time.get_clock_info("perf_counter").resolution,
         "Wtime": time.perf_counter,

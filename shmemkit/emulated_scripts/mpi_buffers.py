@@ -29,37 +29,22 @@ class Datatype:
         return f"MPI.{self.name}"
 
 
-TYPES = {
-    name: Datatype(name, dtype)
-    for name, dtype in {
-        "BYTE": "uint8",
-        "CHAR": "int8",
-        "SIGNED_CHAR": "int8",
-        "UNSIGNED_CHAR": "uint8",
-        "SHORT": "int16",
-        "UNSIGNED_SHORT": "uint16",
-        "INT": "int32",
-        "UNSIGNED": "uint32",
-        "LONG": "int64",
-        "UNSIGNED_LONG": "uint64",
-        "LONG_LONG": "int64",
-        "UNSIGNED_LONG_LONG": "uint64",
-        "FLOAT": "float32",
-        "DOUBLE": "float64",
-        "BOOL": "bool",
-        "C_BOOL": "bool",
-        "INT8_T": "int8",
-        "INT16_T": "int16",
-        "INT32_T": "int32",
-        "INT64_T": "int64",
-        "UINT8_T": "uint8",
-        "UINT16_T": "uint16",
-        "UINT32_T": "uint32",
-        "UINT64_T": "uint64",
-        "COMPLEX": "complex64",
-        "DOUBLE_COMPLEX": "complex128",
-    }.items()
+_OF_DTYPE = {
+    "int8": "CHAR SIGNED_CHAR INT8_T",
+    "int16": "SHORT INT16_T",
+    "int32": "INT INT32_T",
+    "int64": "LONG LONG_LONG INT64_T",
+    "uint8": "BYTE UNSIGNED_CHAR UINT8_T",
+    "uint16": "UNSIGNED_SHORT UINT16_T",
+    "uint32": "UNSIGNED UINT32_T",
+    "uint64": "UNSIGNED_LONG UNSIGNED_LONG_LONG UINT64_T",
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "bool": "BOOL C_BOOL",
+    "complex64": "COMPLEX",
+    "complex128": "DOUBLE_COMPLEX",
 }
+TYPES = {name: Datatype(name, dtype) for dtype, names in _OF_DTYPE.items() for name in names.split()}
 
 
 class _InPlace:

@@ -5,6 +5,10 @@ import operator
 
 import numpy as np
 
+from shmemkit.emu.stand_in_modules import refuse
+
+_INSTEAD = "Use the lower-case methods"
+
 
 class Op:
     """``MPI.SUM`` and the like. `objects` and `arrays` combine two objects, or two arrays by elements."""
@@ -15,13 +19,8 @@ class Op:
     @classmethod
     def Create(cls, function, commute=False):
         """An operation of the script's own, on objects."""
-
-        def refuse(*_):
-            raise NotImplementedError(
-                "an operation of MPI.Op.Create with buffers is not emulated. Use the lower-case methods"
-            )
-
-        return cls(getattr(function, "__name__", "an operation"), function, refuse)
+        refused = refuse("an operation of MPI.Op.Create with buffers", _INSTEAD)
+        return cls(getattr(function, "__name__", "an operation"), function, refused)
 
     def Free(self):
         pass
@@ -54,9 +53,7 @@ def _first_of(compare):
     return choose
 
 
-def _no_pairs(*_):
-    raise NotImplementedError("MINLOC and MAXLOC of buffers are not emulated. Use the lower-case methods")
-
+_no_pairs = refuse("MINLOC or MAXLOC of buffers", _INSTEAD)
 
 OPS = {
     op.name: op

@@ -2,40 +2,30 @@
 
 import contextlib
 
-import numpy as np
 from numba import cuda
 
 from shmemkit.compiler.numba_internals import decorators
-from shmemkit.emu.launch_hook import DeviceArray
-from shmemkit.emu.stand_in_modules import Served, not_served
+from shmemkit.emu.launch_hook import DeviceArray, Replacements
+from shmemkit.emu.stand_in_modules import refuse
 
-from .cuda_core import COMPUTE_CAPABILITY
 from .cupy import ndarray
 from .current_process import current
+from .devices import ContextDevice
 from .streams import ScriptEvent, new_stream
 
 
-class NumbaDevice(Served):
+class NumbaDevice(ContextDevice):
     """``cuda.get_current_device()``"""
 
-    MULTIPROCESSOR_COUNT = 132
+    call, error = "cuda.gpus", IndexError
     WARP_SIZE = 32
     MAX_THREADS_PER_BLOCK = 1024
     MAX_SHARED_MEMORY_PER_BLOCK = 48 << 10
     COOPERATIVE_LAUNCH = 1
     name = b"shmemkit emulator"
-    compute_capability = COMPUTE_CAPABILITY
-
-    def __init__(self, number):
-        self.id = number
-
-    def __enter__(self):
-        process = current("cuda.gpus")
-        self.before, process.device = process.device, self.id
-        return self
-
-    def __exit__(self, *_):
-        current("cuda.gpus").device = self.before
+    id = property(int)
+    MULTIPROCESSOR_COUNT = property(lambda self: self._gpu.sms)
+    compute_capability = property(lambda self: self._gpu.compute_capability)
 
 
 class _Gpus:
@@ -43,11 +33,6 @@ class _Gpus:
         return current("cuda.gpus").machine.n_ranks
 
     def __getitem__(self, number):
-        if not 0 <= number < len(self):
-            raise IndexError(
-                f"cuda.gpus: the index is {number}; it must be 0 to {len(self) - 1}: the emulator has "
-                "a device for each rank"
-            )
         return NumbaDevice(number)
 
     def __iter__(self):
@@ -59,20 +44,7 @@ class _Gpus:
 
     @property
     def current(self):
-        return NumbaDevice(current("cuda.gpus").device)
-
-
-def _select_device(number):
-    device = _Gpus()[number]
-    current("cuda.select_device").device = number
-    return device
-
-
-def _refuse(name):
-    def refuse(*_, **__):
-        raise not_served(f"numba.cuda.{name}")
-
-    return refuse
+        return NumbaDevice()
 
 
 _REFUSED = (
@@ -84,33 +56,24 @@ _REFUSED = (
 def installed():
     """The functions of numba.cuda, replaced, also where ``emu/launch_hook.py`` has replaced them already."""
     gpus = _Gpus()
-    replaced = {
+    replacements = Replacements()
+    for name, value in {
         "stream": new_stream,
         "event": lambda timing=True: ScriptEvent(),
         "is_available": lambda: True,
         "gpus": gpus,
         "list_devices": lambda: list(gpus),
         "get_current_device": lambda: gpus.current,
-        "select_device": _select_device,
+        "select_device": lambda number: gpus[number].make_current(),
         "close": lambda: None,
         "as_cuda_array": lambda array, sync=True: array.view(DeviceArray),
         "is_cuda_array": lambda array: isinstance(array, (DeviceArray, ndarray)),
-        "is_float16_supported": lambda: True,
-        "is_bfloat16_supported": lambda: True,
-        "pinned": lambda *arrays: contextlib.nullcontext(),
-        "pinned_array_like": np.empty_like,
-        "defer_cleanup": contextlib.nullcontext,
-    }
-    replaced.update({name: _refuse(name) for name in _REFUSED})
-    changes = [(cuda, name, value) for name, value in replaced.items()]
-    changes.append((decorators, "_have_nvjitlink", lambda: True))  # @cuda.jit(lto=True): nothing is linked
-    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changes]
-    for (owner, name, value), (_, _, known) in zip(changes, before, strict=True):
-        if known is not None:  # in this version of numba-cuda
-            setattr(owner, name, value)
+        **{name: refuse(f"numba.cuda.{name}") for name in _REFUSED},
+    }.items():
+        replacements.replace(cuda, name, value)
+    # @cuda.jit(lto=True): nothing is linked.
+    replacements.replace(decorators, "_have_nvjitlink", lambda: True)
     try:
         yield
     finally:
-        for owner, name, known in before:
-            if known is not None:
-                setattr(owner, name, known)
+        replacements.restore()

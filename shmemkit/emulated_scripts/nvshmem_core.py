@@ -8,7 +8,7 @@ import numpy as np
 from shmemkit.backends import nvshmem_device_names
 from shmemkit.device.enums import ComparisonType, SignalOp, SmemAmount, Teams
 from shmemkit.emu.members import TEAM_SAME_MYPE_NODE
-from shmemkit.emu.stand_in_modules import StandIn
+from shmemkit.emu.stand_in_modules import StandIn, named
 from shmemkit.runtime import world as worlds
 from shmemkit.support.settings import listed
 
@@ -155,34 +155,13 @@ def team_translate_pe(src_team, src_pe, dest_team):
 
 def modules():
     """-> the stand-ins, by name"""
-    shared = {
-        "my_pe": my_pe,
-        "n_pes": n_pes,
-        "team_my_pe": team_my_pe,
-        "team_n_pes": team_n_pes,
-        "init_status": init_status,
-        "team_translate_pe": team_translate_pe,
+    shared = named(my_pe, n_pes, team_my_pe, team_n_pes, init_status, team_translate_pe)
+    core = {
+        **nvshmem_memory.MEMBERS,
+        **nvshmem_rma.MEMBERS,
+        **named(ComparisonType, InitStatus, SignalOp, SmemAmount, Teams, UniqueID, Version),
+        **named(finalize, get_name, get_unique_id, get_version, init),
     }
-    core = StandIn(
-        "nvshmem.core",
-        {
-            **shared,
-            **nvshmem_memory.MEMBERS,
-            **nvshmem_rma.MEMBERS,
-            "ComparisonType": ComparisonType,
-            "InitStatus": InitStatus,
-            "SignalOp": SignalOp,
-            "SmemAmount": SmemAmount,
-            "Teams": Teams,
-            "UniqueID": UniqueID,
-            "Version": Version,
-            "finalize": finalize,
-            "get_name": get_name,
-            "get_unique_id": get_unique_id,
-            "get_version": get_version,
-            "init": init,
-        },
-    )
     bindings = {
         "Cmp_type": ComparisonType,
         "Signal_op": SignalOp,
@@ -191,9 +170,9 @@ def modules():
     }
     return {
         "nvshmem": StandIn("nvshmem", {"__version__": get_version().nvshmem4py_version}),
-        "nvshmem.core": core,
+        "nvshmem.core": StandIn("nvshmem.core", shared | core),
         "nvshmem.core.device": StandIn("nvshmem.core.device", {}),
-        "nvshmem.bindings": StandIn("nvshmem.bindings", {**shared, **bindings}),
+        "nvshmem.bindings": StandIn("nvshmem.bindings", shared | bindings),
         "nvshmem.bindings.device": StandIn("nvshmem.bindings.device", {}),
         **nvshmem_device_names.modules(),
     }

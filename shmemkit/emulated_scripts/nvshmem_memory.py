@@ -6,7 +6,7 @@ import numpy as np
 
 from shmemkit.emu.device_arrays import address
 from shmemkit.emu.run import current_host
-from shmemkit.emu.stand_in_modules import Served
+from shmemkit.emu.stand_in_modules import Served, named
 from shmemkit.support.settings import shown
 
 from .cupy import ndarray
@@ -103,7 +103,7 @@ def free_array(array):
     allocations = current("free_array").allocations
     entry = allocations.get(address(array))
     if entry is None:
-        if mine.backend.machine.memory_address <= address(array) < _end(mine) and not _is_mine(mine, array):
+        if mine.backend.machine.located(address(array))[0] not in (None, mine.backend.pe):
             return
         raise NvshmemInvalid(
             "nvshmem.core.free_array: the array is not one of nvshmem.core.array(), or was freed before"
@@ -116,16 +116,6 @@ def free_array(array):
 
 def free(buffer):
     free_array(buffer.array)
-
-
-def _end(world):
-    machine = world.backend.machine
-    return machine.memory_address + machine.memory.size
-
-
-def _is_mine(world, array):
-    heap = world.backend.heap
-    return heap.base <= address(array) < heap.base + heap.size
 
 
 def array_get_buffer(array):
@@ -154,15 +144,6 @@ def tracked(array, call):
     return entry[0]
 
 
-MEMBERS = {
-    "NvshmemError": NvshmemError,
-    "NvshmemInvalid": NvshmemInvalid,
-    "array": array,
-    "array_get_buffer": array_get_buffer,
-    "buffer": buffer,
-    "bytearray": bytearray,
-    "free": free,
-    "free_array": free_array,
-    "get_peer_array": get_peer_array,
-    "get_peer_buffer": get_peer_buffer,
-}
+MEMBERS = named(NvshmemError, NvshmemInvalid, array, array_get_buffer, buffer, bytearray) | named(
+    free, free_array, get_peer_array, get_peer_buffer
+)

@@ -1,18 +1,45 @@
-"""Operations of ``nvshmem.core`` on a stream: put, get, signals, barriers, collectives."""
+"""Operations of ``nvshmem.core`` on a stream: put, get, signals, barriers, collectives. They are kernels of
+one thread, so that races and delivery see them."""
+
+import sys
 
 import numpy as np
 
 from shmemkit import device
 from shmemkit.device.enums import comparison_name
+from shmemkit.emu import report
 from shmemkit.emu.device_arrays import address
+from shmemkit.emu.grid import Launch
+from shmemkit.emu.stand_in_modules import named
 from shmemkit.support.settings import listed, shown
 
 from .current_process import current
 from .nvshmem_memory import Buffer, NvshmemInvalid, tracked, world
-from .operations import on_stream
 from .streams import find
 
 _OPS = ("sum", "max", "min")
+
+
+def on_stream(name, stream, primitive, **arguments):
+    """Enqueue ``primitive(*arguments)``, a function of ``shmemkit.device``, on the emulated `stream`. Reports
+    show it as kernel `name`, at the line of the script that calls."""
+    function = _called_from(sys._getframe(1), name, primitive)
+    stream.enqueue(Launch(stream, name, function, list(arguments), list(arguments.values())))
+
+
+def _called_from(frame, name, primitive):
+    """`primitive`, called from the innermost line of the script at or above `frame`."""
+    frame = report.kernel_frame(frame)
+
+    def call(*arguments):
+        primitive(*arguments)
+
+    if frame is not None:
+        first = frame.f_lineno - 1  # what `call` does is one line below its head
+        call.__code__ = call.__code__.replace(
+            co_filename=frame.f_code.co_filename, co_firstlineno=first, co_name=name
+        )
+    return call
 
 
 def _stream(call, stream):
@@ -31,21 +58,11 @@ def _transfer(name, dst, src, pe, stream, signal=None):
     if dst.dtype != src.dtype:
         n = min(dst.nbytes, src.nbytes)
         dst, src = (a.reshape(-1).view(np.uint8)[:n] for a in (dst, src))
-    if signal is None:
-        on_stream(name, stream, getattr(device, name), dst=dst, src=src, pe=pe)
-        return
-    variable, value, operation = signal
-    on_stream(
-        name,
-        stream,
-        getattr(device, name),
-        dst=dst,
-        src=src,
-        signal_var=_signal(name, variable),
-        signal_val=value,
-        signal_op=int(operation),
-        pe=pe,
-    )
+    arguments = {"dst": dst, "src": src}
+    if signal is not None:
+        variable, value, operation = signal
+        arguments |= {"signal_var": _signal(name, variable), "signal_val": value, "signal_op": int(operation)}
+    on_stream(name, stream, getattr(device, name), **arguments, pe=pe)
 
 
 def _signal(call, variable):
@@ -83,29 +100,16 @@ def put_signal_nbi(dst, src, signal_var, signal_val, signal_op, remote_pe=-1, st
 
 def signal_op(signal_var, signal_val, signal_op, remote_pe=-1, stream=None):
     stream, signal = _stream("signal_op", stream), _signal("signal_op", signal_var)
-    on_stream(
-        "signal_op",
-        stream,
-        device.signal_op,
-        signal_var=signal,
-        signal_val=signal_val,
-        signal_op=int(signal_op),
-        pe=remote_pe,
-    )
+    arguments = {"signal_var": signal, "signal_val": signal_val, "signal_op": int(signal_op), "pe": remote_pe}
+    on_stream("signal_op", stream, device.signal_op, **arguments)
 
 
 def signal_wait(signal_var, signal_val, signal_op, stream=None):
     """`signal_op`: a ComparisonType."""
     stream, signal = _stream("signal_wait", stream), _signal("signal_wait", signal_var)
     comparison_name(signal_op)  # a known one
-    on_stream(
-        "signal_wait",
-        stream,
-        device.signal_wait,
-        signal_var=signal,
-        signal_op=int(signal_op),
-        signal_val=signal_val,
-    )
+    arguments = {"signal_var": signal, "signal_op": int(signal_op), "signal_val": signal_val}
+    on_stream("signal_wait", stream, device.signal_wait, **arguments)
 
 
 def signal_fetch(signal_var):
@@ -179,27 +183,8 @@ def broadcast(team, dst_array, src_array, root=0, stream=None):
     _collective("broadcast", team, dst_array, src_array, stream, root=root)
 
 
-MEMBERS = {
-    f.__name__: f
-    for f in (
-        alltoall,
-        barrier,
-        barrier_all,
-        broadcast,
-        fcollect,
-        get,
-        get_nbi,
-        put,
-        put_nbi,
-        put_signal,
-        put_signal_nbi,
-        quiet,
-        reduce,
-        reducescatter,
-        signal_fetch,
-        signal_op,
-        signal_wait,
-        sync,
-        sync_all,
-    )
-}
+MEMBERS = (
+    named(put, put_nbi, get, get_nbi, put_signal, put_signal_nbi, signal_op, signal_wait, signal_fetch)
+    | named(barrier, barrier_all, quiet, sync, sync_all)
+    | named(alltoall, broadcast, fcollect, reduce, reducescatter)
+)

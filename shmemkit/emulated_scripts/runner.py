@@ -124,12 +124,7 @@ def _call_at_exit(process):
 @contextlib.contextmanager
 def surroundings():
     """What scripts import, and where kernels run, while they run; all is as before afterwards."""
-    stand_ins = {
-        **mpi.modules(),
-        **nvshmem_core.modules(),
-        **cupy.modules(),
-        **cuda_core.modules(),
-    }
+    stand_ins = {**mpi.modules(), **nvshmem_core.modules(), **cupy.modules(), **cuda_core.modules()}
     main, before = sys.modules.get("__main__"), Surroundings()
     register, sleep, leave = atexit.register, time.sleep, os._exit
     type_check.prepare()  # while cuda.bindings, which parts of numba-cuda import, is still there

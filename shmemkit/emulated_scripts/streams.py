@@ -1,7 +1,7 @@
 """Streams and events of scripts: one class is what numba.cuda, CuPy and cuda.core make, so that each accepts
 those of the others."""
 
-from shmemkit.emu.stand_in_modules import Served
+from shmemkit.emu.stand_in_modules import Served, not_served
 from shmemkit.emu.stream import Event, Stream, find
 
 from .current_process import current
@@ -16,7 +16,17 @@ def _process():
     return current("a stream")
 
 
-class ScriptEvent(Event, Served):
+class _OfCudaCore(Served):
+    """What cuda.core's streams and events have alike."""
+
+    def sync(self):
+        self.synchronize()
+
+    def close(self):
+        pass
+
+
+class ScriptEvent(Event, _OfCudaCore):
     """An event as Numba's, CuPy's and cuda.core's."""
 
     def __init__(self, block=False, disable_timing=False, interprocess=False, timing=True):
@@ -28,12 +38,6 @@ class ScriptEvent(Event, Served):
     def wait(self, stream=None):
         (_process().stream if stream is None else find(stream)).wait_event(self)
 
-    def sync(self):
-        self.synchronize()
-
-    def close(self):
-        pass
-
     def query(self):
         return self.marker is None or _process().poll(lambda: self.marker.done, "an event, which it polls")
 
@@ -43,16 +47,14 @@ class ScriptEvent(Event, Served):
         return start.elapsed_time(self)
 
 
-class ScriptStream(Stream, Served):
+class ScriptStream(Stream, _OfCudaCore):
     """A new stream of the PE that calls, with the arguments of ``cupy.cuda.Stream``."""
 
     null = _Null()
 
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None, *, process=None):
         if null or ptds:
-            raise NotImplementedError(
-                "Stream(null=True) and Stream(ptds=True) are not emulated. Use Stream.null"
-            )
+            raise not_served(f"Stream({null=}, {ptds=})", "Use Stream.null")
         self.process = process or _process()
         super().__init__(self.process.machine, self.process.pe, not non_blocking)
 
@@ -68,12 +70,6 @@ class ScriptStream(Stream, Served):
     @property
     def done(self):
         return self.process.poll(self._is_idle, "its stream, which it polls")
-
-    def sync(self):
-        self.synchronize()
-
-    def close(self):
-        pass
 
     def record(self, event=None, options=None):
         return super().record(ScriptEvent() if event is None else event)

@@ -229,6 +229,23 @@ def test_unknown_names_are_not_emulated(line, name, script):
         script(line, 1)
 
 
+def test_devices_are_the_emulated_gpu(script):
+    script(
+        """
+        import cupy
+        from cuda.core import Device
+        from numba import cuda
+        here = cuda.get_current_device()
+        assert Device().compute_capability == (8, 0) == here.compute_capability
+        assert Device().properties.multiprocessor_count == 7 == here.MULTIPROCESSOR_COUNT
+        found = cupy.cuda.runtime.getDeviceProperties(0)
+        assert (found["major"], found["minor"], found["multiProcessorCount"]) == (8, 0, 7)
+        """,
+        1,
+        gpu="A100,sms=7",
+    )
+
+
 def test_scripts_can_do_without_what_is_not_served(script):
     script(
         """

@@ -252,11 +252,11 @@ class FakeDriver:
 
 @pytest.fixture
 def driver(monkeypatch):
-    bindings = pytest.importorskip("cuda.bindings")
+    pytest.importorskip("cuda.bindings")
     import cuda.bindings.driver
 
     fake = FakeDriver(cuda.bindings.driver)
-    monkeypatch.setattr(bindings, "driver", fake)
+    monkeypatch.setattr("shmemkit.backends.nvshmem.driver", fake)
     return fake
 
 
