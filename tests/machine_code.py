@@ -44,6 +44,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(TREE))
 
 import torn_lines  # noqa: E402
+from kernel_types import listed  # noqa: E402
 from ptx import (  # noqa: E402
     AMPERE,
     HOPPER,
@@ -76,12 +77,11 @@ def kernels():
     "ring[sum,float16]" and others, Ampere gets the first one."""
     found = {}
     for module in [*modules(), torn_lines]:
-        table = getattr(module, "GPU_KERNELS", {})
-        of_module = getattr(module, "MINIMUM_CC", (8, 0))
+        table = listed(module)
         for cc, arch in ((HOPPER, "sm_90a"), (AMPERE, "sm_80")):
-            able = {name: entry for name, entry in table.items() if cc[:2] >= (*entry[2:], of_module)[0]}
+            able = [name for name, (*_, least) in table.items() if cc[:2] >= least]
             for name in able if cc == HOPPER else _first_of_each(able):
-                found[f"{short(module)}-{name}-{arch}"] = Kernel(*able[name][:2], cc)
+                found[f"{short(module)}-{name}-{arch}"] = Kernel(*table[name][:2], cc)
     return found
 
 
@@ -108,7 +108,8 @@ def _first_of_each(names):
 @functools.cache
 def sources():
     """A digest of what the kernels are made of, but for the compilers: files and settings."""
-    mine = [TREE / "tests" / name for name in ("machine_code.py", "ptx.py", "torn_lines.py")]
+    names = "machine_code.py", "kernel_types.py", "kernel_types.json", "ptx.py", "torn_lines.py"
+    mine = [TREE / "tests" / name for name in names]
     told = hashlib.sha256()
     mine += [TREE / "shmemkit" / f"{name.replace('.', '/')}.py" for name in BESIDES]
     for file in sorted((TREE / "shmemkit").glob("*.py")) + mine:
@@ -215,18 +216,12 @@ def _make(name, where):
         if result.exists():
             return
         kernel = kernels()[name]
-        ptx = plain_ptx(compile_ptx(kernel.function, _types(kernel), kernel.cc))
+        ptx = plain_ptx(compile_ptx(kernel.function, kernel.types, kernel.cc))
         code, numbers = _found_elsewhere(name, ptx, where) or _assembled(ptx, kernel)
         _write(_file(where, name, ".ptx"), ptx)
         _write(_file(where, name, ".sass"), code)
         _write(result, numbers)
         Path(lock.name).unlink()
-
-
-def _types(kernel):
-    from numba.cuda.core.sigutils import normalize_signature
-
-    return normalize_signature(kernel.types)[0] if isinstance(kernel.types, str) else kernel.types
 
 
 def _found_elsewhere(name, ptx, where):

@@ -48,7 +48,6 @@ import numpy as np
 from numba import cuda, types
 
 from shmemkit.collectives.attention_combine import (
-    PACKETS,
     check_heads,
     packets_of,
     partial_attention,
@@ -859,14 +858,8 @@ def _flat(array):
     return strided(array, (size,), (array.dtype.itemsize,))
 
 
-_pieces, _int32, _float32 = (types.Array(t, 1, "C") for t in (types.complex128, types.int32, types.float32))
-_types = (
-    *(types.Array(types.uint32, 1, "C"), _pieces, _pieces, _int32, _int32, types.Array(types.uint64, 1, "C")),
-    *(types.int64, types.UniTuple(types.uint32, 5), types.int64, types.float32, types.float32),
-    *(_pieces, _float32, types.Array(types.uint32, 1, "C"), PACKETS),
-)
 GPU_KERNELS = {
-    f"[{', '.join(map(str, of))}]": (decode_kernel(*of, tile_of(*of[2:4])), _types)
+    f"[{', '.join(map(str, of))}]": decode_kernel(*of, tile_of(*of[2:4]))
     for of in (
         (2, 12, 1, 128, "float16", "all_gather"),
         (2, 8, 8, 128, "bfloat16", "all_gather"),

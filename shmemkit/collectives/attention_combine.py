@@ -418,18 +418,8 @@ def check_heads(who, world, max_batch, heads, head_dim, dtype, form):
     return kind
 
 
-PACKETS = types.Tuple(
-    (
-        types.Tuple((types.Array(types.uint64, 1, "C"), *[types.int64] * 3)),
-        *[types.Array(types.uint32, 1, "C")] * 2,
-    )
-)
-_pieces = types.Array(types.complex128, 1, "C")
 GPU_KERNELS = {
-    f"[{', '.join(map(str, of))}]": (
-        combine_kernel(*of),
-        (_pieces, types.Array(types.float32, 1, "C"), _pieces, types.int64, PACKETS),
-    )
+    f"[{', '.join(map(str, of))}]": combine_kernel(*of)
     for of in (
         (2, 32, 128, "bfloat16", "all_gather"),
         (8, 32, 128, "float16", "all_gather"),

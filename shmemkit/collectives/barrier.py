@@ -26,7 +26,7 @@ No deadlock: in each step a rank signals others before it waits, and waits for t
 
 from __future__ import annotations
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import (
     ComparisonType,
@@ -129,7 +129,4 @@ class Barrier(Operation):
         self._run(stream)
 
 
-_words = types.Array(types.uint64, 1, "C")
-GPU_KERNELS = {
-    "barrier_2d": (barrier_2d, (types.int64, _words, _words, _words)),
-}
+GPU_KERNELS = {"barrier_2d": barrier_2d}

@@ -29,9 +29,7 @@ credit lemma (docs/protocols.md) apply to part b of a row. No deadlock: all bloc
 wait for credits of earlier epochs at most, and receivers wait for senders.
 """
 
-import inspect
-
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait, wait_block
 from shmemkit.device.packets.transports import rank_after
@@ -164,19 +162,3 @@ class ChunkedMethod(Method):
         parts, part = cut(segment, self.parts, self.part)
         sizes = part, chunk_of(part, self.chunk, *chunks)
         return self.launch(kernel, (parts, rows), *args, *sizes, *self.channel, threads=threads)
-
-
-KINDS = {
-    **dict.fromkeys(("x", "own", "out"), types.Array(types.uint8, 1, "C")),
-    **dict.fromkeys(("full", "empty", "epochs", "arrivals"), types.Array(types.uint64, 2, "C")),
-    "scratch": types.Array(types.uint8, 4, "C"),
-    "words": types.Array(types.uint64, 1, "C"),
-    "in_place": types.boolean,
-}
-
-
-def argument_types(kernel, **others):
-    """-> the types of a kernel's arguments, for GPU_KERNELS: by their names, `others` first; the rest are
-    int64."""
-    kinds = {**KINDS, **others}
-    return tuple(kinds.get(name, types.int64) for name in inspect.signature(kernel.py_func).parameters)

@@ -20,7 +20,7 @@ them costs a tenth of their speed.
 Blocks store a rank's own segment to its output: a copy would delay those to other ranks.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import copy_block, span
 from shmemkit.operations.method import Method
@@ -104,4 +104,4 @@ def enqueue(operations, stream):
         operation(stream)
 
 
-GPU_KERNELS = {"store_segment": (store_segment, (types.uint8[::1],) * 2)}
+GPU_KERNELS = {"store_segment": store_segment}

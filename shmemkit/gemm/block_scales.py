@@ -33,7 +33,7 @@ The machine code must keep (docs/machine_code.md): whole warpgroup.
 
 import functools
 
-from numba import cuda, types, uint32
+from numba import cuda, uint32
 
 from shmemkit.device.cuda.register_tuples import combine_parts
 from shmemkit.device.cuda.subarrays import span
@@ -41,7 +41,7 @@ from shmemkit.device.cuda.wgmma import ROW_BYTES, warpgroup_mma
 
 from .epilogue import inline
 from .problem import FLOAT8, flat
-from .sm90 import Accumulation, Kinds, Tile, gemm_body, hand_back, ordered, signature
+from .sm90 import Accumulation, Kinds, Tile, gemm_body, hand_back, ordered, table_entry
 
 BLOCK = 128  # of K, and columns, that a scale is for
 MAX_REACH = 1 << 34  # bytes from the first scale to the last, which is found by 32 bits
@@ -228,15 +228,10 @@ def scale_arguments(of_rows, of_columns):
 
 # ---- for tests
 
-_ints = (types.int64,)
-SCALES = types.Tuple(
-    (types.Tuple((types.float32[::1], *_ints * 3)), types.Tuple((types.float32[::1], *_ints * 4)))
-)
-
 
 def _listed(tile, *kinds):
-    tile, kinds = Tile(*tile), Kinds(*kinds)
-    return scaled_kernel(tile, kinds), signature(kinds, SCALES)
+    kinds = Kinds(*kinds)
+    return table_entry(scaled_kernel(Tile(*tile), kinds), kinds)
 
 
 MINIMUM_CC = (9, 0)

@@ -603,23 +603,16 @@ class Sm80:
         self._launch(stream)
 
 
+def table_entry(kernel, out_dtype, width, bias_dtype):
+    """-> what GPU_KERNELS has of a kernel"""
+    stored = element(out_dtype).stored, element(bias_dtype or "float16").stored
+    return kernel, {"out": "uint64" if width > 1 else stored[0], "bias": stored[1]}
+
+
 def _listed(tile, dtype, out_dtype, width, a_layout, b_layout, bias_dtype=None, activation=None):
     tile = Tile(*tile)
-    kernel = sm80_kernel(
-        dtype,
-        out_dtype,
-        width,
-        a_layout,
-        b_layout,
-        tile,
-        grouping(GROUP_ROWS // tile.m),
-        bias_dtype,
-        activation,
-    )
-    to = element(out_dtype)
-    out = types.uint64 if width > 1 else getattr(types, to.stored)
-    bias = getattr(types, element(bias_dtype).stored if bias_dtype else "uint16")
-    return kernel, (*(types.uint16[::1],) * 2, out[::1], bias[::1], *(types.int64,) * 6)
+    given = a_layout, b_layout, tile, grouping(GROUP_ROWS // tile.m), bias_dtype, activation
+    return table_entry(sm80_kernel(dtype, out_dtype, width, *given), out_dtype, width, bias_dtype)
 
 
 _BY_K, _BY_ROW = ("k", 16), ("mn", 16)

@@ -729,17 +729,14 @@ def partial_elements(tile, m, n, splits):
 # ---- for tests
 
 
-def signature(kinds, *more):
-    """Of a kernel that takes `more` than ``gemm_kernel``."""
-    tensor_map = types.uint64[::1]
-    bias = types.uint16 if kinds.bias_dtype in ("bfloat16", "float16") else types.float32
-    gemm = (*(tensor_map,) * 3, bias[::1], *(types.int64,) * 4, types.float32[::1], types.int32[::1])
-    return *gemm, *more
+def table_entry(kernel, kinds, **others):
+    """-> what GPU_KERNELS has of a kernel of a product like `kinds`; `others` besides its bias"""
+    return kernel, {"bias": "uint16" if kinds.bias_dtype in ("bfloat16", "float16") else "float32", **others}
 
 
 def _listed(tile, *kinds):
     tile, kinds = Tile(*tile), Kinds(*kinds)
-    return gemm_kernel(tile, kinds), signature(kinds), (9, 0)
+    return table_entry(gemm_kernel(tile, kinds), kinds)
 
 
 MINIMUM_CC = (9, 0)

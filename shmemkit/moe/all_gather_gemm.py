@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from numba import cuda, int64, types
+from numba import cuda, int64
 
 from shmemkit.collectives.all_gather import AllGather
 from shmemkit.collectives.all_gather.push_ahead import PushAhead
@@ -32,7 +32,7 @@ from shmemkit.gemm import gpu_of
 from shmemkit.gemm.distributed import multiprocessors_of_all
 from shmemkit.gemm.grouped.sm90 import stacked
 from shmemkit.gemm.problem import HALVES, Problem
-from shmemkit.gemm.sm90 import Kinds, Tile, grouping, signature
+from shmemkit.gemm.sm90 import Kinds, Tile, grouping, table_entry
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
 from shmemkit.operations.operation import Given
 from shmemkit.runtime.world import World
@@ -237,12 +237,8 @@ def _flat(array):
 
 
 def _listed(others, tile, *kinds):
-    kinds, words, number, ints = Kinds(*kinds), types.uint16[::1], types.int64, types.int32[::1]
-    more = (
-        *(ints, number[::1], ints, words, types.UniTuple(number, 2), words, number, types.uint64[::1]),
-        *(number, number, types.uint8[::1], number),
-    )
-    return ag_grouped_kernel(Tile(*tile), kinds, others), signature(kinds, *more), (9, 0)
+    kinds = Kinds(*kinds)
+    return table_entry(ag_grouped_kernel(Tile(*tile), kinds, others), kinds)
 
 
 _BF16 = "bfloat16", "k", "k", "bfloat16"

@@ -40,7 +40,7 @@ The machine code must keep (docs/machine_code.md): whole line, whole warp.
 
 import functools
 
-from numba import cuda, float32, int32, types, uint32
+from numba import cuda, float32, int32, uint32
 
 from shmemkit.device import (
     TILE_BYTES,
@@ -230,20 +230,6 @@ class Combine(Method):
         return self.launch(self.kernel, self.blocks, y, out, *self.sizes, *self.rest, pdl=True)
 
 
-def _array(dtype, ndim):
-    return types.Array(dtype, ndim, "C")
-
-
 GPU_KERNELS = {
-    f"expert_combine[{dtype}]": (
-        combine_kernel(dtype),
-        (
-            *[_array(types.complex128, 1)] * 2,
-            *[types.int64] * 4,
-            *(_array(types.int32, 1), _array(types.int32, 3), _array(types.float32, 3)),
-            *(_array(types.int32, 2), _array(types.uint64, 1), _array(types.uint64, 1)),
-            _array(types.uint32, 1),
-        ),
-    )
-    for dtype in ("float16", "bfloat16", "float32")
+    f"expert_combine[{dtype}]": combine_kernel(dtype) for dtype in ("float16", "bfloat16", "float32")
 }

@@ -48,7 +48,7 @@ objects fit at once.
 The machine code must keep (docs/machine_code.md): whole line, whole packet, whole warp.
 """
 
-from numba import cuda, int32, types, uint32, uint64
+from numba import cuda, int32, uint32, uint64
 
 from shmemkit.device import (
     TILE_BYTES,
@@ -365,22 +365,6 @@ class Dispatch(Method):
         return self.launch(expert_dispatch, self.blocks, *args, pdl=True)
 
 
-def _array(dtype, ndim):
-    return types.Array(dtype, ndim, "C")
-
-
-_slots, _table = _array(types.uint64, 1), _array(types.int32, 2)
 GPU_KERNELS = {
-    f"expert_dispatch[{experts}]": (
-        expert_dispatch,
-        (
-            *(_array(types.complex128, 1), _array(experts, 2), _table, _array(types.uint32, 2)),
-            *(_array(types.complex128, 1), _array(types.uint32, 2), _array(types.int32, 1)),
-            *[types.int64] * 4,
-            *[_slots] * 4,
-            *(_array(types.uint32, 1), _array(types.int32, 1)),
-            *(_array(types.int32, 3), _array(types.int32, 3), _table),
-        ),
-    )
-    for experts in (types.int32, types.int64)
+    f"expert_dispatch[{kind}]": (expert_dispatch, {"experts": kind}) for kind in ("int32", "int64")
 }

@@ -267,11 +267,4 @@ def check_ids(who, ids, n_ranks):
         )
 
 
-_ints = types.int32[::1]
-GPU_KERNELS = {
-    f"index_experts[{ids.dtype}]": (
-        index_experts,
-        (ids, *(types.int64,) * 5, _ints, _ints, types.int64[::1], _ints),
-    )
-    for ids in (types.int32[::1], types.int64[::1])
-}
+GPU_KERNELS = {f"index_experts[{kind}]": (index_experts, {"ids": kind}) for kind in ("int32", "int64")}

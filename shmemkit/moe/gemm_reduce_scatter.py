@@ -36,7 +36,7 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, int64, types
+from numba import cuda, float32, int64
 
 from shmemkit.collectives.reduce_scatter import ReduceScatter
 from shmemkit.device.cuda.float_storage import element
@@ -47,7 +47,7 @@ from shmemkit.gemm.distributed import multiprocessors_of_all
 from shmemkit.gemm.epilogue import inline
 from shmemkit.gemm.grouped.sm90 import stacked
 from shmemkit.gemm.problem import HALVES, Problem
-from shmemkit.gemm.sm90 import ALONE, Kinds, Tile, signature
+from shmemkit.gemm.sm90 import ALONE, Kinds, Tile, table_entry
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
 from shmemkit.operations.method import Method
 from shmemkit.operations.operation import Given
@@ -442,39 +442,21 @@ class GroupedGemmReduceScatter(ExpertLayer):
         return super().output(shape, self.dtype if dtype is None else dtype)
 
 
-_number, _ints, _bytes, _signals = types.int64, types.int32[::1], types.uint8[::1], types.uint64[::1]
-_SUMS = types.Tuple(
-    (
-        *(_bytes, _bytes, _number, types.float32[::1], _ints, *(_number,) * 4, _signals, _number, _number),
-        *(_bytes, _number, _signals, _ints, _number[::1], _number, _number),
-    )
-)
-
-
 def _listed(tile, *kinds):
     kinds = Kinds(*kinds)
-    more = _ints, _number[::1], _ints, types.uint16[::1], _number, _SUMS, _number[::1], _number, _number
-    return grouped_rs_kernel(Tile(*tile), kinds), signature(kinds, *more), (9, 0)
-
-
-def _listed_last(dtype):
-    return last_steps_kernel(dtype), (_SUMS, _number[::1], _ints, _number, _number)
+    return *table_entry(grouped_rs_kernel(Tile(*tile), kinds), kinds), (9, 0)
 
 
 _BF16 = "bfloat16", "k", "k", "bfloat16"
-_MATRIX, _WEIGHTS = types.uint16[:, ::1], types.float32[::1]
 GPU_KERNELS = {
     "128x256": _listed((128, 256), *_BF16),
     "128x256 columns": _listed((128, 256), "float16", "k", "mn", "float16"),
     "128x224": _listed((128, 224), *_BF16),
     "64x128": _listed((64, 128), *_BF16),
-    **{f"last_steps {dtype}": _listed_last(dtype) for dtype in HALVES},
+    **{f"last_steps {dtype}": last_steps_kernel(dtype) for dtype in HALVES},
     **{
-        f"sum_experts[{dtype},{ids.dtype}]": (
-            sum_kernel(dtype),
-            (_MATRIX, _MATRIX, _WEIGHTS, ids, types.int64, types.int64),
-        )
+        f"sum_experts[{dtype},{ids}]": (sum_kernel(dtype), {"ids": ids})
         for dtype in HALVES
-        for ids in (types.int32[::1], types.int64[::1])
+        for ids in ("int32", "int64")
     },
 }

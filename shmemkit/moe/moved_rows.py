@@ -4,7 +4,7 @@ take_rows   sorted[i] = x[row of pairs[i]], as an ExpertIndex has the pairs
 put_rows    out[pairs[i]] = sorted[i]
 """
 
-from numba import cuda, int64, types
+from numba import cuda, int64
 
 from shmemkit.device.swizzle import quotient
 from shmemkit.gemm.grouped import GroupedGemm
@@ -65,9 +65,8 @@ def moved_product(world, gpu, index, topk, x, w, out):
     return [take, product, put]
 
 
-_ints = types.int32[::1], types.int32[::1]
-_of = {word: types.Array(word, 2, "C") for word in (types.uint16, types.uint32, types.uint64)}
 GPU_KERNELS = {
-    **{f"take_rows[{word}]": (take_rows, (ty, ty, *_ints, types.int64)) for word, ty in _of.items()},
-    **{f"put_rows[{word}]": (put_rows, (ty, ty, *_ints)) for word, ty in _of.items()},
+    f"{name}_rows[{word}]": (kernel, {"to x": word})
+    for name, kernel in (("take", take_rows), ("put", put_rows))
+    for word in ("uint16", "uint32", "uint64")
 }

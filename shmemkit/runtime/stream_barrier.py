@@ -18,7 +18,7 @@ Steps 1 and 3 run even when a wait of this rank has expired, unlike `notify` (``
 So every rank counts each of its epochs exactly once, and an expired barrier does not disturb a later one.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import (
     griddepcontrol_launch_dependents,
@@ -93,11 +93,7 @@ def team_barrier_kernel(arrivals, epoch, first, end, signals):
         epoch[0] = target
 
 
-_words = types.Array(types.uint64, 1, "C")
-GPU_KERNELS = {
-    "barrier": (barrier_kernel, (_words, _words)),
-    "team_barrier": (team_barrier_kernel, (_words, _words, types.int64, types.int64, _words)),
-}
+GPU_KERNELS = {"barrier": barrier_kernel, "team_barrier": team_barrier_kernel}
 
 
 def bind_barrier(arrivals, epoch, n_ranks, stream, group=None):

@@ -47,7 +47,8 @@ def rooms() -> dict[str, list[str]]:
     """-> {room: its kernels, as GPU_KERNELS list them: "MODULE-NAME"}, without "shmemkit."."""
     found: dict[str, list[str]] = {}
     for module in modules():
-        for name, (kernel, *_) in getattr(module, "GPU_KERNELS", {}).items():
+        for name, entry in getattr(module, "GPU_KERNELS", {}).items():
+            kernel = entry[0] if isinstance(entry, tuple) else entry
             of_room = found.setdefault(_short(kernel.py_func.__module__), [])
             of_room.append(f"{_short(module.__name__)}-{name}")
     return found

@@ -10,6 +10,7 @@ import pytest
 from bounded_memory import Memory
 from emulated import untyped
 from fast import slow
+from kernel_types import listed
 from numba import cuda, types
 from ptx import compile_ptx, resources
 from ptx_code import LOAD, STORE, Code, is_lean
@@ -267,15 +268,15 @@ def test_wrong_data(pes, x, message):
 @pytest.mark.parametrize(
     "kernel, shots",
     [
-        (exchanges.GPU_KERNELS["ll128[False,sum,bfloat16,4,complex128]"], 1),
-        (two_shot.GPU_KERNELS["ll128[sum,bfloat16,4,complex128]"], 2),
+        (listed(exchanges)["ll128[False,sum,bfloat16,4,complex128]"], 1),
+        (listed(two_shot)["ll128[sum,bfloat16,4,complex128]"], 2),
     ],
     ids=["one", "two"],
 )
 def test_lines_are_stored_and_loaded_by_whole_warps(kernel, shots, armed):
     """All stores to the ranks follow one another, and so do all loads that are looked at together."""
     with arming() if armed else contextlib.nullcontext():
-        ptx = compile_ptx(*kernel)
+        ptx = compile_ptx(*kernel[:2])
     needed = resources(ptx)
     assert is_lean(ptx) and (needed.spills, needed.stack) == (0, 0)
     code = Code(ptx)

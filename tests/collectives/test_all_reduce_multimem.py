@@ -4,6 +4,7 @@ the order of fences in the PTX."""
 import gpu
 import numpy as np
 import pytest
+from kernel_types import listed
 from ptx import compile_ptx
 
 import shmemkit as sk
@@ -112,11 +113,11 @@ def test_refused_on_gpus_whose_environment_turns_it_off(method):
 # ---- PTX
 
 
-@pytest.mark.parametrize("name", [name for name in multimem.GPU_KERNELS if "float16" in name])
+@pytest.mark.parametrize("name", [name for name in listed(multimem) if "float16" in name])
 def test_fences_between_the_addresses(name):
     """One before the inputs are announced, one before results are read; the loads that combine between them,
     vectors where there are."""
-    kernel, types = multimem.GPU_KERNELS[name]
+    kernel, types, _ = listed(multimem)[name]
     ptx = compile_ptx(kernel, types)
     announced = ptx.index("multimem.st.release.sys.global.b64")
     combined = ptx.index("multimem.ld_reduce.weak.global.")

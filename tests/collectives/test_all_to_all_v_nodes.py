@@ -6,6 +6,7 @@ import pytest
 from fast import examples, slow
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_types import listed
 from mutations import argument, callee, goes_wrong, omit, seeds
 from ptx import compile_ptx
 from test_all_to_all import exchange_rows, random_calls
@@ -166,5 +167,5 @@ def test_rows_that_differ_are_reported(pes):
 
 def test_without_far_ranks_it_does_not_call_nvshmem():
     for name, calls in (("push_all_to_all_v", False), ("push_all_to_all_v_network", True)):
-        kernel, argument_types = variable.GPU_KERNELS[name]
+        kernel, argument_types, _ = listed(variable)[name]
         assert ("nvshmem" in compile_ptx(kernel, argument_types)) == calls

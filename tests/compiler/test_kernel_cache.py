@@ -2,9 +2,12 @@
 counts; what cannot be kept is compiled as ever. With the real compilers and a driver that takes notes."""
 
 import os
+from pathlib import Path
 from unittest import mock
 
+import kernel_types
 import pytest
+from kernel_types import listed
 from ptx import missing
 
 pytest.importorskip("cuda.core")
@@ -22,7 +25,7 @@ from shmemkit.gemm.sm90 import Kinds, Tile, gemm_kernel
 from shmemkit.moe import moved_rows
 from shmemkit.support import timeouts
 
-KERNEL, TYPES = moved_rows.GPU_KERNELS["put_rows[uint16]"]
+KERNEL, TYPES, _ = listed(moved_rows)["put_rows[uint16]"]
 KINDS = Kinds("bfloat16", "k", "k", "bfloat16")
 
 
@@ -96,9 +99,7 @@ def test_it_is_compiled_once_in_a_process():
 def test_tables_are_filled(driver):
     """A kernel that reads the table of peers has it filled, from the cache, too."""
     compile = Compiler()
-    kernel, types = next(
-        entry[:2] for name, entry in exchange.GPU_KERNELS.items() if name.startswith("ll128")
-    )
+    kernel, types = next(entry[:2] for name, entry in listed(exchange).items() if name.startswith("ll128"))
     compile(kernel, types), compile(kernel, types)
     made, found = loaded(driver)
     assert compile.compiled == 1 and made[0] == found[0] and set(made[1]) == set(found[1]) != set()
@@ -290,12 +291,15 @@ def test_keys_are_the_same_in_every_process(tmp_path):
     """Whatever the order of sets is there."""
     import test_jit_cache as scripts
 
-    script = """
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(Path(kernel_types.__file__).parent)!r})
         from numba.cuda.codegen import CUDACodeLibrary
         CUDACodeLibrary._ensure_cc = lambda library, cc: (9, 0, "a")
         from shmemkit.compiler import kernel_cache
-        from shmemkit.gemm.block_scales import GPU_KERNELS
-        print(*(kernel_cache.key_of(*entry[:2]) for entry in GPU_KERNELS.values()))
+        from kernel_types import listed
+        from shmemkit.gemm import block_scales
+        print(*(kernel_cache.key_of(*entry[:2]) for entry in listed(block_scales).values()))
     """
     first, second = (scripts.finish(scripts.start(script, PYTHONHASHSEED=seed)) for seed in "17")
     assert first == second and "None" not in first
@@ -304,9 +308,7 @@ def test_keys_are_the_same_in_every_process(tmp_path):
 @pytest.mark.slow
 def test_its_lines_can_be_read(monkeypatch):
     """`shmemkit check` reads the machine code of kernels from the cache, too."""
-    name, (kernel, types, *_) = next(
-        x for x in exchange.GPU_KERNELS.items() if x[0].startswith("ll128[False,2")
-    )
+    name, (kernel, types, _) = next(x for x in listed(exchange).items() if x[0].startswith("ll128[False,2"))
     compiler, found = Compiler(), []
     monkeypatch.setattr(CUDADispatcher, "compile", compiler.compile)
     for _ in range(2):

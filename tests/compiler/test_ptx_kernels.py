@@ -1,23 +1,25 @@
 """Every kernel of collectives, gemm, moe, attention and runtime compiles for Hopper and Ampere without
 spills, and without local memory unless it calls NVSHMEM, whose functions take addresses of their arguments.
 
-A module lists all of its kernels with argument types that users would pass:
-
-    GPU_KERNELS = {"queue float32": (queue_kernel, "void(float32[:,::1], uint64[::1], int64)"), ...}
-
-the types as a numba signature in a string, or as a tuple of numba types. What needs a newer GPU says so: a
-kernel by a third entry, such as (9, 0), a module by MINIMUM_CC = (9, 0). Of a kernel that is listed for
+A module lists all of its kernels in GPU_KERNELS, as ``kernel_types.py`` says. What needs a newer GPU says so:
+a kernel by a third entry, such as (9, 0), a module by MINIMUM_CC = (9, 0). Of a kernel that is listed for
 several types, as "ring[sum,float16]" and others, Ampere gets the first one.
 """
 
+import json
 import re
 
+import kernel_types
 import pytest
+from kernel_types import listed
 from machine_code import kernels, modules
 from numba import types
 from numba.cuda.dispatcher import CUDADispatcher
 from ptx import compile_ptx
+from torn_lines import torn_line
 
+from shmemkit.collectives.schedules import rows
+from shmemkit.device.packets.transports import LL128
 from shmemkit.gemm.simt import simt_kernel
 
 SPILLING = (  # within their max_registers: what fits on a multiprocessor is worth more to them
@@ -36,11 +38,25 @@ def test_every_kernel_is_listed():
     """in GPU_KERNELS of its module."""
     left_out = []
     for module in modules():
-        tested = [kernel for kernel, *_ in getattr(module, "GPU_KERNELS", {}).values()]
+        tested = [kernel for kernel, *_ in listed(module).values()]
         for name, value in vars(module).items():
             if isinstance(value, CUDADispatcher) and value not in tested and is_kernel(value, module):
                 left_out.append(f"{module.__name__}.{name}")
     assert not left_out
+
+
+@pytest.mark.slow
+def test_the_types_are_those_of_bound_calls():
+    assert kernel_types.recorded() == json.loads(kernel_types.FILE.read_text()), (
+        "record them again: python tests/kernel_types.py"
+    )
+
+
+def test_types_that_a_table_leaves_open():
+    with pytest.raises(ValueError, match="rows_kernel.* with 3 kinds of arguments besides {}; say which"):
+        kernel_types.types_of(rows.rows_kernel(LL128, True), {})
+    with pytest.raises(ValueError, match="recorded with 0 kinds .* python tests/kernel_types.py"):
+        kernel_types.types_of(torn_line, {})
 
 
 def is_kernel(value, module):

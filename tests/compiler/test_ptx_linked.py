@@ -6,6 +6,7 @@ import re
 import struct
 
 import pytest
+from kernel_types import listed
 from ptx import disassembled, link
 
 from shmemkit.attention import flash_decode
@@ -30,7 +31,7 @@ KERNELS = [
         marks=pytest.mark.slow if i else (),  # the first of a module has its widest tile
     )
     for module in (sm90, block_scales, grouped, ag_gemm, push, all_gather_gemm, gemm_reduce_scatter)
-    for i, (name, entry) in enumerate(module.GPU_KERNELS.items())
+    for i, (name, entry) in enumerate(listed(module).items())
 ]
 
 

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from kernel_types import listed
 from numba.core.errors import TypingError
 from numba.cuda import types
 from ptx import compile_ptx, instructions
@@ -16,7 +17,7 @@ from shmemkit.device import ll_put_block, ll_put_warp
 def test_no_division(module):
     """Nor a detour through floating point, which a wrong mix of integer types takes."""
     pytest.importorskip("nvshmem", reason="needs nvshmem4py")
-    for kernel, argument_types, *_ in module.GPU_KERNELS.values():
+    for kernel, argument_types, _ in listed(module).values():
         slow = [i for i in instructions(compile_ptx(kernel, argument_types)) if re.match(r"div|rem|.*f64", i)]
         assert slow == []
 

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from kernel_types import listed
 from numba.cuda import types
 from ptx import compile_ptx, resources
 
@@ -129,12 +130,12 @@ def test_numba_forgets_the_second_form():
 
 
 KERNELS = {
-    **{f"barrier {name}": kernel for name, kernel in barrier.GPU_KERNELS.items()},
-    **{f"all_gather {name}": kernel for name, kernel in all_gather.GPU_KERNELS.items()},
-    **{f"all_to_all {name}": kernel for name, kernel in all_to_all.GPU_KERNELS.items()},
-    **{f"ag_gemm {name}": kernel for name, kernel in multi_node.GPU_KERNELS.items()},
-    **dict(list(reduce_scatter.GPU_KERNELS.items())[:2]),
-    **dict(list(exchange.GPU_KERNELS.items())[:2]),
+    **{f"barrier {name}": kernel for name, kernel in listed(barrier).items()},
+    **{f"all_gather {name}": kernel for name, kernel in listed(all_gather).items()},
+    **{f"all_to_all {name}": kernel for name, kernel in listed(all_to_all).items()},
+    **{f"ag_gemm {name}": kernel for name, kernel in listed(multi_node).items()},
+    **dict(list(listed(reduce_scatter).items())[:2]),
+    **dict(list(listed(exchange).items())[:2]),
 }
 
 

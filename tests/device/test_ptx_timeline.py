@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 import pytest
+from kernel_types import listed
 from numba import cuda
-from numba.cuda.core.sigutils import normalize_signature
 from ptx import AMPERE, HOPPER, compile_ptx, instructions, link, resources
 from ptx_in_python import Gpu
 from test_ptx_timeouts import LINES, TYPES, WAITS
@@ -72,7 +72,7 @@ def test_waits_record_themselves(kernel):
 
 @pytest.mark.parametrize("cc", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
 def test_registers(cc):
-    kernel, argument_types = next(iter(queue.GPU_KERNELS.values()))
+    kernel, argument_types, _ = next(iter(listed(queue).values()))
     recorded = resources(recorded_ptx(kernel, argument_types, cc), cc)
     assert (recorded.spills, recorded.stack) == (0, 0)
 
@@ -80,9 +80,7 @@ def test_registers(cc):
 @pytest.mark.slow
 @pytest.mark.parametrize("module, phase", [(push, "product"), (two_shot, "all-gather"), (sm90, "product")])
 def test_library_kernels_with_records(module, phase):
-    kernel, argument_types, *_ = next(iter(module.GPU_KERNELS.values()))
-    if isinstance(argument_types, str):
-        argument_types, _ = normalize_signature(argument_types)
+    kernel, argument_types, _ = next(iter(listed(module).values()))
     recorded = recorded_ptx(kernel, argument_types)
     needed = resources(recorded, HOPPER, kernel.targetoptions.get("max_registers"))
     assert (needed.spills, needed.stack) == (0, 0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from kernel_types import listed
 from numba import cuda
 from numba.cuda import types
 from ptx import AMPERE, HOPPER, compile_ptx, instructions, link, resources
@@ -173,7 +174,7 @@ def test_the_clock_is_not_read_at_every_poll(kernel):
 
 @pytest.mark.parametrize("cc", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
 def test_registers(cc):
-    kernel, argument_types = next(iter(queue.GPU_KERNELS.values()))
+    kernel, argument_types, _ = next(iter(listed(queue).values()))
     plain = resources(compile_ptx(kernel, argument_types, cc), cc)
     armed = resources(armed_ptx(kernel, argument_types, cc), cc)
     assert (armed.spills, armed.stack) == (0, 0)

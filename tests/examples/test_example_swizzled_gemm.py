@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from emulated import emulate
 from fast import full, slow
+from kernel_types import types_of
 from numba import cuda
 from ptx import HOPPER, compile_ptx, resources
 
-from shmemkit.gemm.sm90 import Kinds, Tile, gemm_kernel, signature
+from shmemkit.gemm.sm90 import Kinds, Tile, gemm_kernel, table_entry
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "06_swizzled_gemm.py"
 
@@ -45,4 +46,4 @@ def test_its_orders_compile(name):
     order = runpy.run_path(str(PROGRAM), run_name="example")["orders"](1, 4, 16)[name]
     kinds = Kinds("float16", "k", "mn", "float16")
     kernel = gemm_kernel(Tile(128, 256), kinds, cuda.jit(device=True)(order))
-    assert resources(compile_ptx(kernel, signature(kinds)), HOPPER).spills == 0
+    assert resources(compile_ptx(kernel, types_of(*table_entry(kernel, kinds))), HOPPER).spills == 0

@@ -308,6 +308,4 @@ def _nothing(stream):
 
 
 _words = types.Array(types.uint64, 1, "C")
-GPU_KERNELS = {
-    "await_segments": (await_segments, (_words,)),
-}
+GPU_KERNELS = {"await_segments": await_segments}

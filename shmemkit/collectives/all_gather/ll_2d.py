@@ -36,7 +36,7 @@ No deadlock: packing and puts wait for nobody, forwarding waits for puts only, u
 and forwarding.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import (
     copy_block,
@@ -205,16 +205,11 @@ class LL2DMultimem(LL2D):
         self.use(ll_all_gather_2d_multimem, slots, to_all, outbox, epochs)
 
 
-_x3, _x2 = types.Array(types.uint64, 3, "C"), types.Array(types.uint64, 2, "C")
 GPU_KERNELS = {
-    f"{name}[{dtype}]": (
-        kernel,
-        (*[types.Array(dtype, 1, "C")] * 2, types.boolean, *[types.int64] * 3, *arrays),
-        *minimum_cc,
+    f"{name}[{dtype}]": (kernel, {"x out": dtype}, *minimum_cc)
+    for name, kernel, *minimum_cc in (
+        ("ll_all_gather_2d", ll_all_gather_2d),
+        ("ll_all_gather_2d_multimem", ll_all_gather_2d_multimem, (9, 0)),
     )
-    for name, kernel, arrays, *minimum_cc in (
-        ("ll_all_gather_2d", ll_all_gather_2d, (_x3, _x3)),
-        ("ll_all_gather_2d_multimem", ll_all_gather_2d_multimem, (_x3, _x3, _x2, _x3), (9, 0)),
-    )
-    for dtype in (types.uint8, types.uint64)
+    for dtype in ("uint8", "uint64")
 }

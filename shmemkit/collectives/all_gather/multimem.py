@@ -23,7 +23,7 @@ the fence here.) Calls of a rank do not overtake each other: they are launches o
 block that sends waits for nobody, and all blocks are resident.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import (
     copy_block,
@@ -97,8 +97,4 @@ class Multimem(InParts):
         self.use(multimem_all_gather, (n,), to_all, scratch, signal_all, full, epochs)
 
 
-_bytes, _words = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")
-_scratch = types.Array(types.uint8, 4, "C")
-_begin = _bytes, _bytes, types.boolean, types.int64
-_signature = *_begin, _scratch, _scratch, _words, _words, _words
-GPU_KERNELS = {"multimem_all_gather": (multimem_all_gather, _signature)}
+GPU_KERNELS = {"multimem_all_gather": multimem_all_gather}

@@ -19,7 +19,7 @@ that read the buffer.
 No deadlock: senders wait for nobody, and all blocks are resident.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import copy_block, notify, num_ranks, rank, symm_at, wait_block
 from shmemkit.device.packets.transports import rank_after
@@ -80,7 +80,4 @@ class Pull(InParts):
         )
 
 
-_bytes, _words = types.Array(types.uint8, 1, "C"), types.Array(types.uint64, 2, "C")
-_staged = types.Array(types.uint8, 3, "C")
-_signature = _bytes, _bytes, types.boolean, types.int64, _staged, _words, _words
-GPU_KERNELS = {"pull_all_gather": (pull_all_gather, _signature)}
+GPU_KERNELS = {"pull_all_gather": pull_all_gather}

@@ -27,12 +27,12 @@ No deadlock: blocks (b, y, 0) send before they wait, blocks that pass on wait fo
 for those.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import copy_block, notify, rank, span, symm_at, wait_block
 from shmemkit.device.packets.transports import rank_after
 
-from ..chunked_transfer import argument_types, part_of_block
+from ..chunked_transfer import part_of_block
 from ..network import end_epoch, place, put, wait_for
 from ..schedules.two_level import TwoLevel
 
@@ -98,10 +98,4 @@ class Push2D(TwoLevel):
         )
 
 
-_three = types.Array(types.uint64, 3, "C")
-GPU_KERNELS = {
-    "push_all_gather_2d": (
-        push_all_gather_2d,
-        argument_types(push_all_gather_2d, full=_three, epochs=_three),
-    )
-}
+GPU_KERNELS = {"push_all_gather_2d": push_all_gather_2d}

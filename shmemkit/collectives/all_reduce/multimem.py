@@ -308,23 +308,17 @@ _CASES = (
     ("max", "int32"),
     ("min", "uint64"),
 )
-_bytes, _scratch = types.Array(types.uint8, 1, "C"), types.Array(types.uint8, 3, "C")
-_view = {dtype: types.Array(getattr(types, dtype), 3, "C") for _, dtype in _CASES}
-_two, _one = (types.Array(types.uint64, d, "C") for d in (2, 1))
 GPU_KERNELS = {
     **{
         f"multimem_one_shot[{op},{dtype},{words}]": (
             one_shot_kernel(op, dtype),
-            (_bytes, types.Array(words, 1, "C"), types.int64, _view[dtype], _scratch, _two, _two, _one),
+            {"out": words, "inputs_all": dtype},
         )
-        for words, cases in ((types.uint64, _CASES), (types.uint8, _CASES[:1]))
+        for words, cases in (("uint64", _CASES), ("uint8", _CASES[:1]))
         for op, dtype in cases
     },
     **{
-        f"multimem_two_shot[{op},{dtype}]": (
-            two_shot_kernel(op, dtype),
-            (_bytes, _bytes, types.int64, types.int64, _view[dtype], _scratch, *[_two] * 4, _one),
-        )
+        f"multimem_two_shot[{op},{dtype}]": (two_shot_kernel(op, dtype), {"scratch_all": dtype})
         for op, dtype in _CASES
     },
 }

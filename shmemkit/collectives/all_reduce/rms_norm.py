@@ -461,18 +461,8 @@ def _number(eps):
 
 
 WHO = AllReduceRMSNorm.__name__
-_channel = types.Tuple((types.Array(types.uint64, 1, "C"), *[types.int64] * 3))
-_types = (
-    *[types.Array(types.complex128, 1, "C")] * 5,
-    types.Array(types.uint64, 1, "C"),
-    types.Array(types.float32, 1, "C"),
-    *[types.int64] * 4,
-    types.float32,
-    _channel,
-    types.Array(types.uint32, 1, "C"),
-)
 GPU_KERNELS = {
-    f"[{', '.join(map(str, of))}]": (norm_kernel(*of), _types, *[(8, 9)] * of[-1])
+    f"[{', '.join(map(str, of))}]": (norm_kernel(*of), {}, *[(8, 9)] * of[-1])
     for of in (
         (2, 1, "bfloat16", False, False),
         (2, 1, "bfloat16", False, True),

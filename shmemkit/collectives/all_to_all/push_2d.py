@@ -38,11 +38,11 @@ two epochs later, when the epoch between has ended on its writer. In that epoch 
 No deadlock: all blocks store before they wait, puts wait for stores only, receivers for stores or a put.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import copy_block, notify, rank, span, symm_at, wait, wait_block
 
-from ..chunked_transfer import argument_types, part_of_block
+from ..chunked_transfer import part_of_block
 from ..network import end_epoch, place, put, wait_for
 from ..schedules.two_level import TwoLevel
 
@@ -124,7 +124,4 @@ class Push2D(TwoLevel):
         return self.bind_parts(segment, x, out, segment)
 
 
-_three = types.Array(types.uint64, 3, "C")
-_others = dict.fromkeys(("full_near", "full_far", "epochs"), _three)
-_others |= dict.fromkeys(("outgoing", "incoming"), types.Array(types.uint8, 4, "C"))
-GPU_KERNELS = {"push_all_to_all_2d": (push_all_to_all_2d, argument_types(push_all_to_all_2d, **_others))}
+GPU_KERNELS = {"push_all_to_all_2d": push_all_to_all_2d}

@@ -50,7 +50,7 @@ from __future__ import annotations
 
 import functools
 
-from numba import cuda, int64, types
+from numba import cuda, int64
 
 from shmemkit.device import (
     copy_block,
@@ -68,7 +68,6 @@ from shmemkit.operations.operation import Given
 from shmemkit.runtime.world import World
 from shmemkit.typing import AnyArray, AnyStream, ArrayT
 
-from ..chunked_transfer import argument_types
 from ..collective import Collective
 from ..network import GE, put, wait_for
 
@@ -371,11 +370,7 @@ class AllToAllV(Collective):
         return self._methods["push"].bind(x, splits, out, out_splits)
 
 
-_bytes, _numbers = (types.Array(kind, 1, "C") for kind in (types.uint8, types.int64))
-_given = dict.fromkeys(("splits", "landed", "table"), _numbers)
-_given |= {**dict.fromkeys(("inbox", "outbox", "near"), _bytes), "staged": types.boolean}
-_given |= dict.fromkeys(("told", "epochs"), types.Array(types.uint64, 1, "C"))
 GPU_KERNELS = {
-    name: (all_to_all_v_kernel(network), argument_types(all_to_all_v_kernel(network), **_given))
-    for name, network in (("push_all_to_all_v", False), ("push_all_to_all_v_network", True))
+    "push_all_to_all_v": all_to_all_v_kernel(False),
+    "push_all_to_all_v_network": all_to_all_v_kernel(True),
 }

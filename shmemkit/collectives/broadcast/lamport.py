@@ -135,18 +135,7 @@ class Lamport(PacketMethod):
         return self.launch_units(lamport_broadcast, packets, x, out, *args, self.epochs)
 
 
-_words = types.Array(types.uint64, 1, "C")
 GPU_KERNELS = {
-    f"lamport_broadcast[{words}]": (
-        lamport_broadcast,
-        (
-            *[types.Array(words, 1, "C")] * 2,
-            types.boolean,
-            *[types.int64] * 3,
-            _words,
-            *[types.int64] * 3,
-            *(types.Array(types.uint64, 2, "C"), _words),
-        ),
-    )
-    for words in (types.complex128, types.uint64, types.uint8)
+    f"lamport_broadcast[{words}]": (lamport_broadcast, {"x out": words})
+    for words in ("complex128", "uint64", "uint8")
 }

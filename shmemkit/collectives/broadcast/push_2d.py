@@ -39,7 +39,7 @@ No deadlock: 2 and 9 wait at most for the previous epoch of the others, 5 for th
 (i0, l), 8 for 6, which waits for 5 only.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import (
     SignalOp,
@@ -53,7 +53,6 @@ from shmemkit.device import (
     wait_block,
 )
 
-from ..chunked_transfer import argument_types
 from ..network import end_epoch, place, put, wait_for
 from ..schedules.two_level import TwoLevel
 
@@ -149,5 +148,4 @@ class Push2D(TwoLevel):
         return self.bind_parts(-(-x.nbytes // self.local_size), x, out, in_place)
 
 
-_others = {"full": types.Array(types.uint64, 3, "C"), "outbox": types.Array(types.uint8, 3, "C")}
-GPU_KERNELS = {"push_broadcast_2d": (push_broadcast_2d, argument_types(push_broadcast_2d, **_others))}
+GPU_KERNELS = {"push_broadcast_2d": push_broadcast_2d}

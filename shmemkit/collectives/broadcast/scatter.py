@@ -44,7 +44,7 @@ from numba import cuda
 from shmemkit.device import copy_block, notify, num_ranks, rank, span, symm_at, wait, wait_block
 from shmemkit.device.packets.transports import rank_after
 
-from ..chunked_transfer import CHUNKS, ChunkedMethod, argument_types, senders_of
+from ..chunked_transfer import CHUNKS, ChunkedMethod, senders_of
 from ..network import end_epoch
 
 
@@ -132,4 +132,4 @@ class Scatter(ChunkedMethod):
         return self.launch_parts(scatter_broadcast, 2, segment, *args, chunks=(2 * CHUNKS, 128))
 
 
-GPU_KERNELS = {"scatter_broadcast": (scatter_broadcast, argument_types(scatter_broadcast))}
+GPU_KERNELS = {"scatter_broadcast": scatter_broadcast}

@@ -41,7 +41,7 @@ it frees memory.
 No deadlock: 1 and 5 wait for previous epochs only, 3 for 2, 4 for 7, which waits for 3.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import (
     SignalOp,
@@ -56,7 +56,7 @@ from shmemkit.device import (
 from shmemkit.device.packets.transports import rank_after
 from shmemkit.device.swizzle import quotient
 
-from ..chunked_transfer import argument_types, part_of_block
+from ..chunked_transfer import part_of_block
 from ..network import put, wait_for
 from ..schedules.two_level import TwoLevel
 
@@ -142,5 +142,4 @@ class Push2D(TwoLevel):
         )
 
 
-_others = {"full": types.Array(types.uint64, 3, "C"), "outbox_empty": types.Array(types.uint64, 1, "C")}
-GPU_KERNELS = {"push_gather_2d": (push_gather_2d, argument_types(push_gather_2d, **_others))}
+GPU_KERNELS = {"push_gather_2d": push_gather_2d}

@@ -53,7 +53,7 @@ step 4 of other nodes, which comes before their step 5.
 
 import functools
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import (
     copy_block,
@@ -280,26 +280,19 @@ class Push2D(Method):
         return self.launch(kernel, (-(-words // part), 2), *args)
 
 
-_four, _two = types.Array(types.uint64, 4, "C"), types.Array(types.uint64, 2, "C")
 GPU_KERNELS = {
     f"push_reduce_scatter_2d[{op},{dtype},{words}]": (
         push_2d_kernel(op, dtype),
-        (
-            *[types.Array(words, 1, "C")] * 2,
-            *[types.int64] * 4,
-            *(types.Array(words, 4, "C"), types.int64),
-            *[_four] * 4,
-            _two,
-        ),
+        {"x out staged": words},
         *[(9, 0)] * (op == "avg" and dtype == "float64"),  # on sm_80, its divisions spill registers
     )
     for op, dtype, words in (
-        ("sum", "bfloat16", types.uint64),
-        ("avg", "float16", types.uint8),
-        ("max", "float32", types.uint64),
-        ("avg", "float64", types.uint64),
-        ("prod", "int8", types.uint64),
-        ("sum", "float8_e4m3fn", types.uint64),
-        ("avg", "float8_e5m2", types.uint64),
+        ("sum", "bfloat16", "uint64"),
+        ("avg", "float16", "uint8"),
+        ("max", "float32", "uint64"),
+        ("avg", "float64", "uint64"),
+        ("prod", "int8", "uint64"),
+        ("sum", "float8_e4m3fn", "uint64"),
+        ("avg", "float8_e5m2", "uint64"),
     )
 }

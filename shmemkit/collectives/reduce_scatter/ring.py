@@ -35,7 +35,7 @@ No deadlock: hop 0 waits for no rank, and hop s for a chunk of hop s - 1, in the
 
 import functools
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import (
     load_word,
@@ -51,7 +51,6 @@ from shmemkit.device import (
 from shmemkit.device.cuda.partial_results import shares, totals
 from shmemkit.operations.method import Method, cut, parts_of
 
-from ..chunked_transfer import argument_types
 from ..network import end_epoch
 
 STEPS = 1 << 16  # more than the chunks that a block gets in an epoch
@@ -153,19 +152,15 @@ class Ring(Method):
         return self.launch(ring_kernel(self.op, dtype.name), -(-words // part), *args)
 
 
-_kinds = {"inbox": types.Array(types.uint64, 4, "C"), **dict.fromkeys(("full", "epochs"), types.uint64[::1])}
 GPU_KERNELS = {
-    f"ring_reduce_scatter[{op},{dtype},{words}]": (
-        kernel := ring_kernel(op, dtype),
-        argument_types(kernel, x=words[::1], out=words[::1], **_kinds),
-    )
+    f"ring_reduce_scatter[{op},{dtype},{words}]": (ring_kernel(op, dtype), {"x out": words})
     for op, dtype, words in (
-        ("sum", "bfloat16", types.uint64),
-        ("avg", "float16", types.uint8),
-        ("max", "float32", types.uint64),
-        ("avg", "float64", types.uint64),
-        ("prod", "int8", types.uint64),
-        ("sum", "float8_e4m3fn", types.uint64),
-        ("avg", "float8_e5m2", types.uint8),
+        ("sum", "bfloat16", "uint64"),
+        ("avg", "float16", "uint8"),
+        ("max", "float32", "uint64"),
+        ("avg", "float64", "uint64"),
+        ("prod", "int8", "uint64"),
+        ("sum", "float8_e4m3fn", "uint64"),
+        ("avg", "float8_e5m2", "uint8"),
     )
 }

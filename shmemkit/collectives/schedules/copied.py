@@ -316,26 +316,20 @@ class CopiedExchange(PacketMethod, Copying):
         return self.launch(kernel, max(1, min(most, -(-packets // self.threads))), x, *args)
 
 
-def _signature(words, numbers):
-    slots = types.Array(types.uint64, 1, "C")
-    return *[types.Array(words, 1, "C")] * 2, *[types.int64] * 4, slots, *[types.int64] * numbers
-
-
 GPU_KERNELS = {
-    f"store_copied[{words}]": (store_copied, _signature(words, 3))
-    for words in (types.complex128, types.uint64, types.uint8)
+    f"store_copied[{words}]": (store_copied, {"x out": words}) for words in ("complex128", "uint64", "uint8")
 } | {
     f"combine_copied[{op},{dtype},{n},{words}]": (
-        reduction_kernel(op, dtype, n, n // 2, words.name),
-        _signature(words, 4),
+        reduction_kernel(op, dtype, n, n // 2, words),
+        {"x out": words},
     )
     for op, dtype, n, words in (
-        ("sum", "bfloat16", 4, types.complex128),
-        ("sum", "float16", 4, types.uint8),
-        ("max", "float32", 8, types.uint64),
-        ("avg", "float64", 2, types.complex128),
-        ("prod", "int8", 16, types.complex128),
-        ("sum", "float8_e4m3fn", 4, types.complex128),
-        ("avg", "float8_e5m2", 2, types.uint8),
+        ("sum", "bfloat16", 4, "complex128"),
+        ("sum", "float16", 4, "uint8"),
+        ("max", "float32", 8, "uint64"),
+        ("avg", "float64", 2, "complex128"),
+        ("prod", "int8", 16, "complex128"),
+        ("sum", "float8_e4m3fn", 4, "complex128"),
+        ("avg", "float8_e5m2", 2, "uint8"),
     )
 }

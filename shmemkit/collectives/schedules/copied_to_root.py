@@ -72,8 +72,6 @@ class CopiedToRoot(CopiedExchange):
         return self._launch(send_to_root, packets - copied, x, *numbers)
 
 
-_numbers, _slots = [types.int64] * 2, types.Array(types.uint64, 1, "C")
 GPU_KERNELS = {
-    f"send_to_root[{words}]": (send_to_root, (words[::1], *_numbers, _slots, *_numbers, *_numbers))
-    for words in (types.complex128, types.uint64, types.uint8)
+    f"send_to_root[{words}]": (send_to_root, {"x": words}) for words in ("complex128", "uint64", "uint8")
 }

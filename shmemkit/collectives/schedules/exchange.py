@@ -41,7 +41,6 @@ from shmemkit.device.packets.units import (
     combining,
     combining_one_by_one,
     device,
-    kernel_types,
     sending,
     storing,
 )
@@ -195,12 +194,12 @@ class Exchange(PacketMethod):
 def _listed(t, personalized, combined):
     """On sm_80, some with a segment for each rank spill registers: those of many ranks, and those by words
     and bytes."""
-    kinds, n_kinds = kernel_types(t, types.Array(types.uint32, 1, "C")), len(t.kinds)
-    cases = [(n, t.kinds[min(k, n_kinds - 1)]) for n, k in ((4, 0), (8, 1), (4, 2), (16, 0), (2, 0))]
+    last = len(t.kinds) - 1
+    cases = [(n, t.kinds[min(k, last)]) for n, k in ((4, 0), (8, 1), (4, 2), (16, 0), (2, 0))]
     return {
         f"{t.name}[{','.join(map(str, (personalized, *how, n, kind)))}]": (
             exchange_kernel(t, n, personalized, *how),
-            kinds[kind],
+            {"x out": kind},
             *[(9, 0)] * (personalized and (n, kind) != cases[0]),
         )
         for how, (n, kind) in zip(REDUCTIONS if combined else [()] * 5, cases, strict=True)

@@ -42,7 +42,7 @@ multiprocessor has a block of each kind, which share its registers: 256 threads 
 
 import functools
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import (
     copy_block,
@@ -62,7 +62,6 @@ from shmemkit.operations.method import cut, parts_of
 from ..chunked_transfer import (
     CHUNKS,
     ChunkedMethod,
-    argument_types,
     block_barrier,
     device,
     notify_all,
@@ -269,19 +268,18 @@ class PushExchange(ChunkedMethod):
 
 
 GPU_KERNELS = {
-    f"{name}[{personalized}]": (make(personalized), argument_types(make(personalized)))
-    for name, make in (("direct", direct_kernel), ("staged", staged_kernel))
+    f"{name}[{personalized}]": (make(personalized), given)
+    for name, make, given in (("direct", direct_kernel, {}), ("staged", staged_kernel, {"own out": "uint8"}))
     for personalized in (True, False)
+} | {
+    f"reduced[{op},{dtype},{n},{words}]": (staged_kernel(True, op, dtype, n), {"own out": words})
+    for op, dtype, n, words in (
+        ("sum", "bfloat16", 4, "uint64"),
+        ("sum", "float16", 8, "uint8"),
+        ("max", "float32", 8, "uint64"),
+        ("avg", "float64", 2, "uint64"),
+        ("prod", "int8", 16, "uint64"),
+        ("sum", "float8_e4m3fn", 4, "uint64"),
+        ("avg", "float8_e5m2", 2, "uint8"),
+    )
 }
-for *_of_op, _word in (
-    ("sum", "bfloat16", 4, types.uint64),
-    ("sum", "float16", 8, types.uint8),
-    ("max", "float32", 8, types.uint64),
-    ("avg", "float64", 2, types.uint64),
-    ("prod", "int8", 16, types.uint64),
-    ("sum", "float8_e4m3fn", 4, types.uint64),
-    ("avg", "float8_e5m2", 2, types.uint8),
-):
-    _kernel, _row = staged_kernel(True, *_of_op), types.Array(_word, 1, "C")
-    _name = f"reduced[{','.join(map(str, _of_op))},{_word}]"
-    GPU_KERNELS[_name] = _kernel, argument_types(_kernel, own=_row, out=_row)

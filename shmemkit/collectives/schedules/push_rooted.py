@@ -35,7 +35,6 @@ from shmemkit.device.packets.transports import rank_after
 from ..chunked_transfer import (
     CHUNKS,
     ChunkedMethod,
-    argument_types,
     part_of_block,
     put,
     receive,
@@ -128,7 +127,4 @@ class PushRooted(ChunkedMethod):
         return self.launch_parts(kernel, self.grid_rows, segment, *args)
 
 
-GPU_KERNELS = {
-    name: (rooted_kernel(to_root), argument_types(rooted_kernel(to_root)))
-    for name, to_root in (("gather", True), ("scatter", False))
-}
+GPU_KERNELS = {"gather": rooted_kernel(True), "scatter": rooted_kernel(False)}

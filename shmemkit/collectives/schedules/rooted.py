@@ -70,7 +70,7 @@ from shmemkit.device import (
     wait,
 )
 from shmemkit.device.packets.transports import AT_ONCE, LL, LL128, in_block, rank_after
-from shmemkit.device.packets.units import combining, combining_one_by_one, kernel_types
+from shmemkit.device.packets.units import combining, combining_one_by_one
 from shmemkit.operations.packet_method import PacketMethod
 
 u32 = types.uint32
@@ -277,9 +277,8 @@ class ToRoot(Rooted):
         return self.launch_rooted(kernel, x, out, segment, in_place)
 
 
-_more = types.int64, types.boolean, *[types.Array(types.uint64, 2, "C")] * 2
 GPU_KERNELS = {
-    f"{name}[{t.name},{kind}]": (kernel, arguments)
+    f"{name}[{t.name},{kind}]": (kernel, {"x out": kind})
     for t in (LL, LL128)
     for name, kernel in (
         ("broadcast", from_root_kernel(t, False)),
@@ -293,5 +292,5 @@ GPU_KERNELS = {
             if t.receive_all
         ],
     )
-    for kind, arguments in kernel_types(t, *_more).items()
+    for kind in t.kinds
 }

@@ -37,7 +37,6 @@ from shmemkit.device import (
     symm_at,
 )
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128, indexing, rank_after
-from shmemkit.device.packets.units import kernel_types
 from shmemkit.operations.packet_method import PacketMethod
 
 from .exchange import exchange_kernel
@@ -125,7 +124,7 @@ class Rows(PacketMethod):
 
 
 GPU_KERNELS = {
-    f"{t.name}[{personalized},{kind}]": (rows_kernel(t, personalized), kinds)
+    f"{t.name}[{personalized},{kind}]": (rows_kernel(t, personalized), {"x out": kind})
     for t, personalized in ((LL, False), (LL, True), (LL128, True), (LAMPORT, True))
-    for kind, kinds in kernel_types(t, types.Array(types.uint32, 1, "C")).items()
+    for kind in t.kinds
 }

@@ -53,7 +53,7 @@ in the same order. Blocks that go down wait for blocks that go up, never the rev
 
 import functools
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import load_word, n_words, num_ranks, reduction, span, store_word
 from shmemkit.device.cuda.partial_results import merging, shares, totals
@@ -259,23 +259,16 @@ class DoubleTree(Tree):
     trees, blocks, chunks = 2, 26, 8
 
 
-_x = {words: (types.Array(words, 1, "C"),) * 2 for words in (types.uint64, types.uint8)}
-_links, _two, _one = (
-    types.Array(*of, "C") for of in ((types.int64, 2), (types.uint64, 2), (types.uint64, 1))
-)
 GPU_KERNELS = {
-    f"{name}_all_reduce[{op},{dtype},{words}]": (
-        tree_kernel(op, dtype, binary),
-        (*_x[words], types.int64, _links, _two, _two, _two, _one, _two),
-    )
+    f"{name}_all_reduce[{op},{dtype},{words}]": (tree_kernel(op, dtype, binary), {"x out": words})
     for name, binary in (("ring", False), ("double_tree", True))
     for op, dtype, words in (
-        ("sum", "bfloat16", types.uint64),
-        ("sum", "float16", types.uint8),
-        ("max", "float32", types.uint64),
-        ("avg", "float64", types.uint64),
-        ("prod", "int8", types.uint64),
-        ("sum", "float8_e4m3fn", types.uint64),
-        ("avg", "float8_e5m2", types.uint8),
+        ("sum", "bfloat16", "uint64"),
+        ("sum", "float16", "uint8"),
+        ("max", "float32", "uint64"),
+        ("avg", "float64", "uint64"),
+        ("prod", "int8", "uint64"),
+        ("sum", "float8_e4m3fn", "uint64"),
+        ("avg", "float8_e5m2", "uint8"),
     )
 }

@@ -52,7 +52,7 @@ from shmemkit.device import (
 )
 from shmemkit.device.cuda.unroll import for_each, tuple_of
 from shmemkit.device.packets.transports import LL128, MOST_BYTES, indexing
-from shmemkit.device.packets.units import combining, device, kernel_types, repeating
+from shmemkit.device.packets.units import combining, device, repeating
 from shmemkit.operations.packet_method import PacketMethod
 
 u32 = types.uint32
@@ -152,9 +152,8 @@ class TwoShot(PacketMethod):
         return self.launch_units(kernel, segment, x, out, *args, divides=ring)
 
 
-_kinds = kernel_types(LL128, types.Array(types.uint32, 1, "C"))
 GPU_KERNELS = {
-    f"ll128[{op},{dtype},{n},{kind}]": (two_shot_kernel(LL128, n, op, dtype), _kinds[kind])
+    f"ll128[{op},{dtype},{n},{kind}]": (two_shot_kernel(LL128, n, op, dtype), {"x out": kind})
     for op, dtype, n, kind in (
         ("sum", "bfloat16", 4, "complex128"),
         ("sum", "float32", 2, "complex128"),

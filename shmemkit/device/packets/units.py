@@ -123,17 +123,3 @@ REDUCTIONS = (
     ("prod", "int8"),
     ("avg", "float8_e5m2"),
 )
-
-
-def kernel_types(t, *more):
-    """-> {kind of words: argument types of a kernel of `t`: x, out, size, units, its channel, `more`}"""
-    return {
-        kind: (
-            *[types.Array(getattr(types, kind), 1, "C")] * 2,
-            *[types.int64] * 2,
-            types.Array(types.uint64, 1, "C"),
-            *[types.int64] * 3,
-            *more,
-        )
-        for kind in t.kinds
-    }

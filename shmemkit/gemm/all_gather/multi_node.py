@@ -41,7 +41,7 @@ for a barrier and copies of the node's ranks. They compute the products in the s
 step 4.
 """
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device import (
     ComparisonType,
@@ -170,10 +170,4 @@ class Nodes(Method):
         )
 
 
-_words, _number = types.Array(types.uint64, 1, "C"), types.int64
-_bytes, _counter = types.Array(types.uint8, 1, "C"), types.Array(types.int64, 1, "C")
-GPU_KERNELS = {
-    "send_rows": (send_rows, (_bytes, *[_number] * 3, _bytes, _number, _words, _words, _counter)),
-    "await_rows": (await_rows, (_words, _number, _number, _counter)),
-    "leave_rows": (leave_rows, (_number, _number, _words, _counter)),
-}
+GPU_KERNELS = {"send_rows": send_rows, "await_rows": await_rows, "leave_rows": leave_rows}

@@ -59,7 +59,7 @@ from ..aligned_copies import aligned, copying
 from ..distributed import multiprocessors_of_all
 from ..epilogue import inline
 from ..problem import HALVES
-from ..sm90 import WATCHING, Kinds, Tile, gemm_body, signature
+from ..sm90 import WATCHING, Kinds, Tile, gemm_body, table_entry
 from ..sm90_host import CLOCK, Choice, bind_gemm, choose, estimate, map_of_operand, taken
 from . import column_hooks
 from .sm90 import Coming, hooks_of, mine_first, mine_from_x
@@ -443,15 +443,10 @@ def plan_of(rows, k, n, n_ranks, sms, options):
 
 
 def _listed(by_columns, tile, *kinds):
-    kinds, words, number, bytes_ = Kinds(*kinds), types.uint64[::1], types.int64, types.uint8[::1]
-    more = (
-        *(words, types.UniTuple(number, 2), bytes_, *[number] * 9, bytes_, number, words),
-        *(number[::1], number[::1], types.int32[::1]),
-    )
-    return push_kernel(Tile(*tile), kinds, by_columns), signature(kinds, *more), (9, 0)
+    kinds = Kinds(*kinds)
+    return table_entry(push_kernel(Tile(*tile), kinds, by_columns), kinds)
 
 
-_bytes = types.uint8[::1]
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
     "128x256": _listed(False, (128, 256), "bfloat16", "k", "k", "bfloat16"),
@@ -459,5 +454,5 @@ GPU_KERNELS = {
     "128x224 columns": _listed(True, (128, 224), "bfloat16", "k", "k", "bfloat16"),
     "128x128 columns split": _listed(True, (128, 128, 8, True), "float16", "k", "k", "float32"),
     "64x64 columns": _listed(True, (64, 64), "bfloat16", "k", "k", "bfloat16", "bfloat16", "gelu"),
-    "copy_gathered": (copy_gathered, (_bytes, _bytes, types.int64, types.int64[::1])),
+    "copy_gathered": (copy_gathered, (*[types.uint8[::1]] * 2, types.int64, types.int64[::1])),
 }

@@ -39,7 +39,7 @@ from shmemkit.device.shmem.signals import wait
 from shmemkit.device.swizzle import grouped, quotient, rank_rotated
 
 from ..epilogue import inline
-from ..sm90 import Kinds, Tile, gemm_body, nothing, signature
+from ..sm90 import Kinds, Tile, gemm_body, nothing, table_entry
 from . import column_hooks
 
 
@@ -168,9 +168,8 @@ def ag_gemm_kernel(tile, kinds, by_columns=False):
 
 
 def _listed(by_columns, tile, *kinds):
-    kinds, words, number = Kinds(*kinds), types.uint64[::1], types.int64
-    more = words, words, *[number] * 5, types.UniTuple(number, 2)
-    return ag_gemm_kernel(Tile(*tile), kinds, by_columns), signature(kinds, *more), (9, 0)
+    kinds = Kinds(*kinds)
+    return table_entry(ag_gemm_kernel(Tile(*tile), kinds, by_columns), kinds)
 
 
 MINIMUM_CC = (9, 0)

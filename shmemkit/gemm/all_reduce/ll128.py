@@ -58,7 +58,7 @@ The machine code must keep (docs/machine_code.md): whole line, whole warp.
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.device.cuda.accumulators import ITEMSIZE, fragment_store
 from shmemkit.device.cuda.register_tuples import for_each_part
@@ -84,7 +84,7 @@ from ..ll128_packets import (
     unit_in_packet,
 )
 from ..problem import Problem
-from ..sm90 import ALONE, Kinds, Tile, gemm_body, signature
+from ..sm90 import ALONE, Kinds, Tile, gemm_body, table_entry
 from ..sm90_host import bind_gemm, choices_of, estimate
 
 ROWS = 64  # of a tile
@@ -409,10 +409,9 @@ class TwoShot(OneShot):
 
 
 def _listed(tile, kinds, part_dtype, n_ranks, shots):
-    tile, kinds, words = Tile(*tile), Kinds(*kinds), types.uint64[::1]
-    out = words if part_dtype == kinds.out_dtype else types.uint32[::1]
-    more = out, types.int64, words, types.int64, types.int64[::1], types.int32[::1]
-    return ll128_kernel(tile, kinds, part_dtype, n_ranks, shots), signature(kinds, *more), (9, 0)
+    kinds = Kinds(*kinds)
+    out = "uint64" if part_dtype == kinds.out_dtype else "uint32"
+    return table_entry(ll128_kernel(Tile(*tile), kinds, part_dtype, n_ranks, shots), kinds, out=out)
 
 
 BF16, F16, SPLIT = ("bfloat16", "k", "k", "bfloat16"), ("float16", "k", "mn", "float16"), (8, True)

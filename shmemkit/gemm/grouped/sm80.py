@@ -22,6 +22,7 @@ from ..sm80 import (
     out_that_cannot_be_stored,
     resident,
     stored,
+    table_entry,
 )
 from .expert_tiles import TABLE, expert_of, expert_tiles, row_of, rows_in
 
@@ -132,10 +133,7 @@ class GroupedSm80:
 
 def _listed(tile, dtype, out_dtype, width, a_layout, b_layout, bias_dtype=None, activation=None):
     kernel = grouped_kernel(dtype, out_dtype, width, a_layout, b_layout, Tile(*tile), bias_dtype, activation)
-    out = types.uint64 if width > 1 else getattr(types, element(out_dtype).stored)
-    bias = getattr(types, element(bias_dtype).stored if bias_dtype else "uint16")
-    more = types.int32[::1], types.int64, types.int64, types.int64
-    return kernel, (*(types.uint16[::1],) * 2, out[::1], bias[::1], *(types.int64,) * 6, *more)
+    return table_entry(kernel, out_dtype, width, bias_dtype)
 
 
 _BY_K, _BY_ROW = ("k", 16), ("mn", 16)

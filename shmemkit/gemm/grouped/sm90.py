@@ -24,10 +24,10 @@ from shmemkit.device.cuda.accumulators import ROW_BITS
 from shmemkit.device.cuda.tma import tma_store
 from shmemkit.support.settings import listed
 
-from ..block_scales import SCALES, WIDTHS, scale_arguments, two_levels
+from ..block_scales import WIDTHS, scale_arguments, two_levels
 from ..epilogue import inline
 from ..problem import FLOAT8, Problem, arrays_of, flat, not_of_tensor_cores
-from ..sm90 import ALONE, ITEMSIZE, WARPGROUP, Kinds, Layout, Tile, gemm_body, signature
+from ..sm90 import ALONE, ITEMSIZE, WARPGROUP, Kinds, Layout, Tile, gemm_body, table_entry
 from ..sm90_host import (
     ALIGNED,
     DTYPES,
@@ -281,12 +281,12 @@ def pitch_of(out):
 
 
 def _listed(tile, *kinds):
-    tile, kinds = tile_of(*tile), Kinds(*kinds)
-    more = types.int32[::1], types.int64, types.uint8[::1], types.int64, types.int64
-    more += (SCALES if kinds.dtype == FLOAT8 else types.Tuple(()),)
-    return grouped_kernel(tile, kinds), signature(kinds, *more)
+    kinds = Kinds(*kinds)
+    scales = {"scales": _SCALES} if kinds.dtype == FLOAT8 else {}
+    return table_entry(grouped_kernel(tile_of(*tile), kinds), kinds, **scales)
 
 
+_SCALES = types.Tuple([types.Tuple((types.float32[::1], *[types.int64] * n)) for n in (3, 4)])
 MINIMUM_CC = (9, 0)
 GPU_KERNELS = {
     "128x256": _listed((128, 256), "bfloat16", "k", "k", "bfloat16"),

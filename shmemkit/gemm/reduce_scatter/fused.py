@@ -125,7 +125,7 @@ from shmemkit.device.shmem.signals import notify_at, wait
 from shmemkit.device.swizzle import grouped, quotient
 
 from ..epilogue import inline
-from ..sm90 import WATCHING, Exchange, Kinds, Layout, Tile, gemm_body, hand_back, signature
+from ..sm90 import WATCHING, Exchange, Kinds, Layout, Tile, gemm_body, hand_back, table_entry
 
 SENT, TOLD = 0, 1  # of posts
 
@@ -498,13 +498,8 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
 
 
 def _listed(tile, kinds, part_dtype, *of_ranks):
-    kinds, number, words, bytes_ = Kinds(*kinds), types.int64, types.uint64[::1], types.uint8[::1]
-    more = (
-        *(*[number] * 4, bytes_, number, words, words, number, number[::1]),
-        *(bytes_, words, words, number, types.int32[::1], number[::1], types.int32[::1]),
-    )
-    kernel = fused_kernel(Tile(*tile), kinds, part_dtype, *(of_ranks or (4,)))
-    return kernel, signature(kinds, *more), (9, 0)
+    kinds = Kinds(*kinds)
+    return table_entry(fused_kernel(Tile(*tile), kinds, part_dtype, *(of_ranks or (4,))), kinds)
 
 
 BF16, MN = ("bfloat16", "k", "k", "bfloat16"), ("bfloat16", "k", "mn", "bfloat16")

@@ -50,7 +50,7 @@ which come before their step 4. So all products of an epoch end, and then the ep
 
 import functools
 
-from numba import cuda, types
+from numba import cuda
 
 from shmemkit.collectives.all_gather import AllGather
 from shmemkit.device import (
@@ -308,15 +308,8 @@ class Fused2DEverywhere(Fused2D):
         super().free()
 
 
-_words, _number = types.Array(types.uint64, 1, "C"), types.int64
-_counter = types.Array(types.int64, 1, "C")
 GPU_KERNELS = {
-    "send_partial": (send_partial, (_words, _words, _words, _counter, *[_number] * 7)),
-    **{
-        f"add_partials[{dtype},{part_dtype}]": (
-            adding_kernel(dtype, part_dtype),
-            (*[_words] * 4, _counter, types.Array(types.int32, 1, "C"), *[_number] * 4),
-        )
-        for dtype, part_dtype in (("bfloat16", "bfloat16"), ("float16", "float32"))
-    },
+    "send_partial": send_partial,
+    "add_partials[bfloat16,bfloat16]": adding_kernel("bfloat16", "bfloat16"),
+    "add_partials[float16,float32]": adding_kernel("float16", "float32"),
 }

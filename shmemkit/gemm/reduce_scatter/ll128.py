@@ -88,7 +88,7 @@ from ..ll128_packets import (
     unit_in_packet,
 )
 from ..problem import Problem
-from ..sm90 import ALONE, BESIDE, Kinds, Layout, Tile, gemm_body, signature
+from ..sm90 import ALONE, BESIDE, Kinds, Layout, Tile, gemm_body, table_entry
 from ..sm90_host import Choice, bind_gemm, choose, estimate
 from .fused import rows_of
 from .time_estimates import outlasts
@@ -527,10 +527,9 @@ class OverlapEverywhere(Overlap):
 
 
 def _listed(tile, kinds, part_dtype, n_ranks, *everywhere):
-    tile, kinds, words, number = Tile(*tile), Kinds(*kinds), types.uint64[::1], types.int64
-    out = words if part_dtype == kinds.out_dtype else types.uint32[::1]
-    more = *[number] * 3, out, number, words, number, number[::1], types.int32[::1]
-    return overlap_kernel(tile, kinds, part_dtype, n_ranks, *everywhere), signature(kinds, *more), (9, 0)
+    kinds = Kinds(*kinds)
+    out = "uint64" if part_dtype == kinds.out_dtype else "uint32"
+    return table_entry(overlap_kernel(Tile(*tile), kinds, part_dtype, n_ranks, *everywhere), kinds, out=out)
 
 
 BF16, F16 = ("bfloat16", "k", "k", "bfloat16"), ("float16", "k", "mn", "float16")

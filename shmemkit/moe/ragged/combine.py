@@ -26,7 +26,7 @@ No deadlock: blocks that send wait for no rank. All blocks are co-resident.
 
 import functools
 
-from numba import cuda, float32, int32, int64, types, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from shmemkit.device import (
     griddepcontrol_launch_dependents,
@@ -165,23 +165,4 @@ def combine_kernel(dtype):
     return sum_rows
 
 
-def _array(dtype):
-    return types.Array(dtype, 1, "C")
-
-
-_words, _ints = _array(types.complex128), _array(types.int32)
-GPU_KERNELS = {
-    f"sum_rows[{dtype}]": (
-        combine_kernel(dtype),
-        (
-            _words,
-            _words,
-            *[types.int64] * 7,
-            *[_ints] * 5,
-            _array(types.float32),
-            _words,
-            *[_array(types.uint64)] * 2,
-        ),
-    )
-    for dtype in ("float16", "bfloat16", "float32")
-}
+GPU_KERNELS = {f"sum_rows[{dtype}]": combine_kernel(dtype) for dtype in ("float16", "bfloat16", "float32")}

@@ -28,7 +28,7 @@ write the same one.
 No deadlock: blocks that send wait for no rank. All blocks are co-resident.
 """
 
-from numba import cuda, float32, int32, int64, types, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from shmemkit.device import (
     griddepcontrol_launch_dependents,
@@ -263,19 +263,4 @@ def send_rows(
     griddepcontrol_launch_dependents()
 
 
-def _array(dtype):
-    return types.Array(dtype, 1, "C")
-
-
-_words, _ints = _array(types.complex128), _array(types.int32)
-GPU_KERNELS = {
-    "send_rows": (
-        send_rows,
-        (
-            *(_words, _array(types.uint32), _words, _array(types.uint32), _array(types.float32)),
-            *[types.int64] * 7,
-            *(_ints, _array(types.float32), _ints, _ints, _ints, _ints, _array(types.float32)),
-            *[_array(types.uint64)] * 2,
-        ),
-    )
-}
+GPU_KERNELS = {"send_rows": send_rows}

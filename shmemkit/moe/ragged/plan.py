@@ -293,26 +293,9 @@ def report_address():
     return kernel_reports.words_for(3, _explained, kernel_reports.AFTER_WAITS)
 
 
-def _ints(dtype=types.int32):
-    return types.Array(dtype, 1, "C")
-
-
-_signals = types.Array(types.uint64, 1, "C")
 GPU_KERNELS = {
-    **{
-        f"route_tokens[{experts}]": (
-            route_tokens,
-            (
-                _ints(experts),
-                _ints(types.float32),
-                *[types.int64] * 3,
-                _ints(),
-                _ints(types.float32),
-                _ints(),
-            ),
-        )
-        for experts in (types.int32, types.int64)
-    },
-    "meet": (meet, (*[types.int64] * 4, *[_ints()] * 5, _signals, _signals, types.int64)),
-    "copy_routes": (copy_routes, (_ints(),) * 4),
+    "route_tokens[int32]": (route_tokens, {"experts": "int32"}),
+    "route_tokens[int64]": (route_tokens, {"experts": "int64"}),
+    "meet": meet,
+    "copy_routes": copy_routes,
 }

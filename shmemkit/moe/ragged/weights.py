@@ -9,7 +9,7 @@ The first `meet` comes after all ranks' earlier reads of `returned`, the second 
 launch begins when the one before it has ended, and `meet` is a barrier of the ranks.
 """
 
-from numba import cuda, float32, int64, types
+from numba import cuda, float32, int64
 
 from shmemkit.device import griddepcontrol_launch_dependents, griddepcontrol_wait, num_ranks, symm_at
 from shmemkit.device.swizzle import quotient
@@ -51,8 +51,4 @@ def take_weights(out, codes, place, returned):
     griddepcontrol_launch_dependents()
 
 
-_ints, _floats = types.Array(types.int32, 1, "C"), types.Array(types.float32, 1, "C")
-GPU_KERNELS = {
-    "send_weights": (send_weights, (_floats, types.int64, _ints, _ints, _floats)),
-    "take_weights": (take_weights, (_floats, _ints, _ints, _floats)),
-}
+GPU_KERNELS = {"send_weights": send_weights, "take_weights": take_weights}
