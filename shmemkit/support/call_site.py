@@ -30,7 +30,8 @@ def users_call(default):
     at the end of a ``with`` block or of the program."""
     inner, frame = None, sys._getframe(1)
     while frame is not None and _is_passed_over(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_code.co_filename != _WRAPPER:
+        file = frame.f_code.co_filename
+        if file.startswith(_PACKAGE) and not file.startswith(_WRAPPER):
             inner = frame
         frame = frame.f_back
     if frame is None or inner is None:

@@ -7,7 +7,7 @@ from shmemkit.support.renamed import renamed
 
 
 class Thing:
-    @renamed(a="x")
+    @renamed(a="x", result="out")
     def __call__(self, x, out=None):
         return x, out
 
@@ -18,6 +18,8 @@ def test_an_old_name_works_and_warns_where_it_is_used():
     ) as seen:
         assert Thing()(a=1, out=2) == (1, 2)
     assert seen[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="^Thing: result is now out"):
+        assert Thing()(1, result=2) == (1, 2)
 
 
 def test_the_warning_names_the_class_that_is_used():
@@ -30,6 +32,14 @@ def test_the_warning_names_the_class_that_is_used():
 def test_the_new_name_does_not_warn():
     assert Thing()(1, out=2) == Thing()(x=1, out=2) == (1, 2)
     assert [*inspect.signature(Thing.__call__).parameters] == ["self", "x", "out"]
+
+
+@pytest.mark.parametrize(
+    "given, why", [({"w": 1}, "unexpected keyword argument 'w'"), ({}, "missing 1 .*'x'")]
+)
+def test_other_wrong_arguments_are_refused_as_ever(given, why):
+    with pytest.raises(TypeError, match=rf"^Thing.__call__\(\) .*{why}"):
+        Thing()(**given)
 
 
 def test_both_names():
