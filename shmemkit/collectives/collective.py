@@ -53,7 +53,6 @@ class Collective(WithOutputs):
     _sizes: Callable[[Any, Any], None]
     _in_place: Callable[[Any, Any], int | None]
     _out_is_alike = False  # whether out, and not x, is of the same size on all ranks
-    _writes_out = True  # whether this rank gets a result
     _one_place = True  # whether a symmetric `out` is the same part of symmetric memory on all ranks
 
     def __init__(self, world: World, max_nbytes: int, method: str, sms: int | None = None):
@@ -132,6 +131,14 @@ class Collective(WithOutputs):
     def _new_shape(self, name, arrays):
         return self._shape(arrays["x"].shape)
 
+    def _sides(self, x, out):
+        """-> x and out of a call on this rank; ValueError where one must not be given, or must be."""
+        return x, out
+
+    def _check_call(self, *given):
+        named = self._named(*self._sides(*given))
+        super()._check_call(*[named[name] for name in self.ARRAYS])
+
     def _named(self, x, out):
         """The arrays, first that which all ranks give."""
         return {"out": out, "x": x} if self._out_is_alike else {"x": x, "out": out}
@@ -164,7 +171,7 @@ class Collective(WithOutputs):
 
     def _writes(self, x, out):
         """Whether a call writes `out` on this rank."""
-        return self._writes_out
+        return True
 
     def _shape_of_segment(self, shape):
         """-> the shape of a rank's segment of an array of this shape"""
@@ -225,25 +232,35 @@ class OfRoot(Collective):
         self.root = checked_root(type(self).__name__, self.world, self.root)
         return {"root": self.root}
 
-    def _to_root(self, x, out, stream):
-        """A call of which the root alone gets the result."""
-        self._writes_out = self.world.rank == self.root
-        if self._writes_out:
-            return self._call(x, out, stream)
-        if out is not None:
-            raise ValueError(
-                f"{self._who}: out is given on rank {self.world.rank}; it must be None there. The root, "
-                f"rank {self.root}, gets the result"
-            )
-        self._call(x, x, stream)
-        return None
-
     def method_for(self, nbytes: int, symmetric: bool = False) -> str:
         """-> the name of the method for a full array (the larger one of x and out) of `nbytes` bytes, up to
         max_nbytes. `symmetric` changes nothing, since other ranks do not know where a result lies. TypeError
         or ValueError for any other `nbytes`.
         """
         return super().method_for(nbytes)
+
+
+class ForRoot(OfRoot):
+    """One of which the root alone gets the result."""
+
+    def _to_root(self, x, out, stream):
+        if self.world.rank == self.root:
+            return self._call(x, out, stream)
+        self._call(*self._sides(x, out), stream)
+        return None
+
+    def _sides(self, x, out):
+        if self.world.rank == self.root:
+            return x, out
+        if out is not None:
+            raise ValueError(
+                f"{self._who}: out is given on rank {self.world.rank}; it must be None there. The root, "
+                f"rank {self.root}, gets the result"
+            )
+        return x, x
+
+    def _writes(self, x, out):
+        return self.world.rank == self.root
 
 
 def checked_root(name, world, root):

@@ -7,17 +7,20 @@ must be made on all ranks, and before a capture (RuntimeError in it). To choose 
 memory back, make the object yourself: ``sk.ReduceScatter(world, max_nbytes, method="ring")``.
 
 x, `out` and `stream` are those of the object's call, and so are the result, its memory ordering and the
-errors; `sms` is the object's. `out`, `stream`, `sms` and `group` (a Group; default: the World) are given by
-name. Ranks, and so `root`, are the group's. RuntimeError without a World.
+errors; in the first call of each object, all ranks raise what is wrong on one of them. `sms` is the object's.
+`out`, `stream`, `sms` and `group` (a Group; default: the World) are given by name. Ranks, and so `root`, are
+the group's. RuntimeError without a World.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from shmemkit.operations.method import agree
 from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World, check_world, current
+from shmemkit.support.agreement import as_message, raise_on_all
 from shmemkit.support.arrays import as_array, stream_of, with_shape
 from shmemkit.support.settings import shown
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, Op
@@ -27,7 +30,7 @@ from .all_reduce import AllReduce
 from .all_to_all import AllToAll
 from .attention_combine import AttentionCombine
 from .broadcast import Broadcast
-from .collective import checked_root
+from .collective import OfRoot, checked_root
 from .gather import Gather
 from .reduce import Reduce
 from .reduce_scatter import ReduceScatter
@@ -59,7 +62,7 @@ def all_gather(
     """Gather the `x` of all ranks on each: see `AllGather`. -> out, default a new one (n_ranks, *x.shape) of
     x's kind
     """
-    return _kept_for(AllGather, x, stream, group, sms, _on("all_gather()", group).n_ranks)(
+    return _kept_for(AllGather, x, out, stream, group, sms, _on("all_gather()", group).n_ranks)(
         x, out, stream=stream
     )
 
@@ -76,7 +79,7 @@ def all_reduce(
     """Combine the `x` of all ranks on each: see `AllReduce`. -> out, default a new one of x's kind and
     shape
     """
-    return _kept_for(AllReduce, x, stream, group, sms, 1, op)(x, out, stream=stream)
+    return _kept_for(AllReduce, x, out, stream, group, sms, 1, op)(x, out, stream=stream)
 
 
 def all_to_all(
@@ -88,7 +91,7 @@ def all_to_all(
     sms: int | None = None,
 ) -> ArrayT:
     """Send segment k of `x` to rank k: see `AllToAll`. -> out, default a new one of x's kind and shape"""
-    return _kept_for(AllToAll, x, stream, group, sms, 1)(x, out, stream=stream)
+    return _kept_for(AllToAll, x, out, stream, group, sms, 1)(x, out, stream=stream)
 
 
 def attention_combine(
@@ -105,23 +108,9 @@ def attention_combine(
     head_dim, dtype and form, and for the batch, rounded up to a power of two. -> out, default a new one of
     partial's kind
     """
-    who = "attention_combine()"
-    world = _on(who, group)
-    array = with_shape(who, "partial", partial, world.xp)
-    if array.ndim != 3:
-        raise ValueError(f"{who}: partial is {shown(partial)}; it must be (batch, heads, head_dim)")
-    batch, heads, head_dim = array.shape
-    of = heads, head_dim, as_dtype(array.dtype, who).name, form
-    sms = checked_sms(who, sms)
-    most = 1 << max(0, batch - 1).bit_length()
-    key = AttentionCombine, most, of, sms
-
-    def make():
-        return AttentionCombine(world, most, *of, sms=sms)
-
-    return _kept(world, key, who, f"{most} batch entries", partial, stream, make)(
-        partial, lse, out, stream=stream
-    )
+    given = partial, lse, out
+    of = AttentionCombine, "attention_combine()", _size_of_heads, (form, sms), "batch entries"
+    return _kept(*of, "partial", partial, given, stream, group)(*given, stream=stream)
 
 
 def broadcast(
@@ -134,7 +123,7 @@ def broadcast(
     sms: int | None = None,
 ) -> ArrayT:
     """Give all ranks the `x` of the root: see `Broadcast`. -> out, default x"""
-    return _kept_for(Broadcast, x, stream, group, sms, 1, root)(x, out, stream=stream)
+    return _kept_for(Broadcast, x, out, stream, group, sms, 1, root)(x, out, stream=stream)
 
 
 def gather(
@@ -149,7 +138,7 @@ def gather(
     """Gather the `x` of all ranks on the root: see `Gather`. -> out on the root, default a new one (n_ranks,
     *x.shape) of x's kind; None on all others
     """
-    return _kept_for(Gather, x, stream, group, sms, _on("gather()", group).n_ranks, root)(
+    return _kept_for(Gather, x, out, stream, group, sms, _on("gather()", group).n_ranks, root)(
         x, out, stream=stream
     )
 
@@ -167,7 +156,7 @@ def reduce(
     """Combine the `x` of all ranks on the root: see `Reduce`. -> out on the root, default a new one of x's
     kind and shape; None on all others
     """
-    return _kept_for(Reduce, x, stream, group, sms, 1, root, op)(x, out, stream=stream)
+    return _kept_for(Reduce, x, out, stream, group, sms, 1, root, op)(x, out, stream=stream)
 
 
 def scatter(
@@ -182,11 +171,8 @@ def scatter(
     """Give each rank its segment of the root's `x`: see `Scatter`. All other ranks give `out`. -> out, on
     the root by default a new one
     """
-    world = _on("scatter()", group)
-    if x is None and out is None:
-        raise ValueError("scatter(): x and out are None; the root gives x, all other ranks give out")
-    given, times = (out, world.n_ranks) if x is None else (x, 1)
-    return _kept_for(Scatter, given, stream, group, sms, times, root)(x, out, stream=stream)
+    times = _on("scatter()", group).n_ranks if x is None else 1
+    return _kept_for(Scatter, x, out, stream, group, sms, times, root)(x, out, stream=stream)
 
 
 def reduce_scatter(
@@ -201,7 +187,7 @@ def reduce_scatter(
     """Combine the `x` of all ranks, a segment on each: see `ReduceScatter`. -> out, default a new one of x's
     kind and of x's shape divided by n_ranks
     """
-    return _kept_for(ReduceScatter, x, stream, group, sms, 1, op)(x, out, stream=stream)
+    return _kept_for(ReduceScatter, x, out, stream, group, sms, 1, op)(x, out, stream=stream)
 
 
 def _on(who, group):
@@ -212,35 +198,64 @@ def _on(who, group):
     return group
 
 
-def _kept_for(kind, x, stream, group, sms, times, *options: Any):
-    who = f"{kind._table}()"
-    world = _on(who, group)
-    array = with_shape(who, "x", x, world.xp)
+def _kept_for(kind, x, out, stream, group, sms, times, *options: Any):
+    """-> the object for a call; `times`: how often the full array has the bytes of x, or of `out`"""
+    name, array = ("out", out) if x is None and kind is Scatter else ("x", x)
+    of = kind, f"{kind._table}()", _size_of_bytes, (kind, times, options, sms), "bytes"
+    return _kept(*of, name, array, (x, out), stream, group)
+
+
+def _size_of_bytes(who, world, name, array, kind, times, options, sms):
+    if array is None and kind is Scatter:
+        raise ValueError(f"{who}: x and out are None; the root gives x, all other ranks give out")
+    array = with_shape(who, name, array, world.xp)
     if kind in (AllReduce, ReduceScatter) and "float8" in str(array.dtype):
         times = 2  # by some methods its totals travel as float32
-    nbytes = array.nbytes
-    nbytes = max(LEAST, 1 << max(0, times * nbytes - 1).bit_length())
-    argument = "root" if kind in (Broadcast, Gather, Reduce, Scatter) else "op"
+    argument = "root" if issubclass(kind, OfRoot) else "op"
     if options and hasattr(options[0], "__len__") and not isinstance(options[0], str):
         raise TypeError(f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name")
     if argument == "root":  # True and 1.0 have the hash of 1
         options = checked_root(who, world, options[0]), *options[1:]
-    key = kind, nbytes, (*options, sms)
-
-    def make():
-        return kind(world, nbytes, *options, sms=sms)
-
-    return _kept(world, key, who, f"{nbytes} bytes", x, stream, make)
+    return max(LEAST, 1 << max(0, times * array.nbytes - 1).bit_length()), (*options, sms)
 
 
-def _kept(world, key, who, size, x, stream, make):
-    """-> what ``make()`` has made for the key."""
-    if key not in world.kept:
-        as_array(who, "x", x, world.xp)  # refuses what cannot be used, before anything is made
-        if any(world.backend.capture_of(s) is not None for s in (None, stream_of(stream, x))):
+def _size_of_heads(who, world, name, partial, form, sms):
+    array = with_shape(who, name, partial, world.xp)
+    if array.ndim != 3:
+        raise ValueError(f"{who}: partial is {shown(partial)}; it must be (batch, heads, head_dim)")
+    batch, heads, head_dim = array.shape
+    of = heads, head_dim, as_dtype(array.dtype, who).name, form
+    return 1 << max(0, batch - 1).bit_length(), (*of, checked_sms(who, sms))
+
+
+def _kept(kind, who, size_of, of, unit, name, array, given, stream, group):
+    """-> the object for a call of the arrays `given`; ``size_of(who, world, name, array, *of)`` -> its size
+    and options.
+
+    In its first call all ranks raise if one of them finds an error, before anything is enqueued. (Who finds
+    no size does not know whether others have the object, and do not wait. But nobody has one before the first
+    of its kind.)
+    """
+    world, error = _on(who, group), None
+    key: Any = ()
+    try:
+        size, options = size_of(who, world, name, array, *of)
+        key = kind, size, options
+        if key in world.kept:
+            return world.kept[key]
+        as_array(who, name, array, world.xp)  # refuses what cannot be used, before anything is made
+        if any(world.backend.capture_of(s) is not None for s in (None, stream_of(stream, array))):
             raise RuntimeError(
-                f"{who}: the stream captures a graph, and the first call for up to {size} allocates memory. "
-                "Make one call before the capture"
+                f"{who}: the stream captures a graph, and the first call for up to {size} {unit} allocates "
+                "memory. Make one call before the capture"
             )
-        world.kept[key] = make()
-    return world.kept[key]
+    except (TypeError, ValueError, RuntimeError) as e:
+        error = e
+        if not key and any(known[0] is kind for known in world.kept if isinstance(known, tuple)):
+            raise
+    raise_on_all(error, world.host_allgather(as_message(error)))
+    kind, size, (*options, sms) = key
+    made = kind(world, size, *options, sms=sms)
+    agree(world, lambda: made._check_call(*given), made.free)
+    world.kept[key] = made
+    return made

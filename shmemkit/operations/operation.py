@@ -159,6 +159,11 @@ class Declared:
         given = {name: None if x is None else own(unlocked(x)) for name, x in arrays.items()}
         return self._bind(**given, **numbers)
 
+    def _check_call(self, *given):
+        """TypeError or ValueError for what a call of these arrays would refuse on this rank."""
+        arrays = self._with_outputs(dict(zip(self.ARRAYS, given, strict=True)), None)
+        self._plan(converted(self._who, arrays, self.world.xp, self._optional), {})
+
     def _check(self, arrays):
         """TypeError or ValueError for wrong ones. -> {dimension: size}"""
         who, sizes = self._who, {"n_ranks": self.world.n_ranks}

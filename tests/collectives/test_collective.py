@@ -123,7 +123,6 @@ def test_wrong_calls(pes, name):
             "out is given on rank 0; .* rank 1, gets",
         ),
         (lambda w: sk.Broadcast(w, 64), (None,), "Broadcast: x is None; it must be a NumPy array"),
-        (lambda w: sk.scatter, (), "x and out are None; the root gives x, all other ranks give out"),
     ],
 )
 def test_who_gives_and_who_gets(pes, make, call, message):

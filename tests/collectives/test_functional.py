@@ -121,3 +121,39 @@ def test_float8_by_methods_whose_totals_are_float32(pes, method, monkeypatch, tm
         return set(total.astype("float32").tolist())
 
     assert pes(2).run(main) == [{2.0}] * 2
+
+
+TWO, FOUR = np.ones(2), np.ones(4)
+WRONG_ON_ROOT = [  # the call on the root and on all others, and what they raise
+    (sk.scatter, {"x": None, "out": TWO}, {"out": TWO}, "Scatter: x is None on rank 1, the root"),
+    (
+        sk.scatter,
+        {},
+        {"out": TWO},
+        r"scatter\(\): x and out are None; the root gives x, all other ranks give",
+    ),
+    (sk.scatter, {"x": [1, 2]}, {"out": TWO}, r"scatter\(\): x is a list; it must be a NumPy array"),
+    (sk.scatter, {"x": FOUR, "out": FOUR[:1]}, {"out": TWO}, r"Scatter: x is .*\(4,\), and out is .*\(1,\)"),
+    (sk.scatter, {"x": np.ones(1 << 14)}, {"out": TWO}, "Scatter needs the same max_nbytes on all ranks"),
+    (sk.reduce, {"x": TWO, "out": FOUR}, {"x": TWO}, r"Reduce: x is float64 \(2,\), and out is .*\(4,\)"),
+    (sk.reduce, {"x": None}, {"x": TWO}, r"reduce\(\): x is None; it must be a NumPy array"),
+    (sk.gather, {"x": TWO, "out": TWO}, {"x": TWO}, r"Gather: x is .*; out must be float64 with 4 elements"),
+    (sk.broadcast, {"x": FOUR[::2]}, {"x": TWO}, "Broadcast: x is .* with strides .* must be C-contiguous"),
+]
+
+
+@pytest.mark.parametrize("call, on_root, elsewhere, why", WRONG_ON_ROOT)
+def test_what_the_root_alone_gives_wrong_is_raised_on_all_ranks(pes, call, on_root, elsewhere, why):
+    """In the first call, before anything is enqueued; so a right one may follow."""
+
+    def main():
+        world = sk.init()
+        with pytest.raises((TypeError, ValueError), match=why):
+            call(**(on_root if world.rank == 1 else elsewhere), root=1)
+        x = np.arange(4.0) if call is not sk.scatter or world.rank == 1 else None
+        out = call(x, 1, **({"out": np.zeros(2)} if call is sk.scatter else {}))
+        world.synchronize()
+        return None if out is None else out.sum()
+
+    right = {"scatter": [1, 5], "reduce": [None, 12], "gather": [None, 12], "broadcast": [6, 6]}
+    assert pes(2).run(main) == right[call.__name__]

@@ -63,6 +63,9 @@ class Broadcast(OfRoot):
         """
         return self._call(x, x if out is None else out, stream)
 
+    def _sides(self, x, out):
+        return x, x if out is None else out
+
     def _sizes(self, x, out):
         if x.dtype != out.dtype or x.size != out.size:
             raise ValueError(

@@ -6,7 +6,7 @@ from shmemkit.device.packets.transports import LL, LL128
 from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, GatherMethod
 
-from ..collective import OfRoot
+from ..collective import ForRoot
 from ..schedules.copied_to_root import CopiedToRoot
 from ..schedules.push_rooted import PushRooted
 from ..schedules.rooted import ToRoot
@@ -22,7 +22,7 @@ METHODS = {
 }
 
 
-class Gather(OfRoot):
+class Gather(ForRoot):
     """Gather the arrays of all ranks on the root. Collective.
 
     ``gather = sk.Gather(world, max_nbytes)``, then ``gather(x)``. ``help(sk.collectives)`` has the rules

@@ -8,7 +8,7 @@ from shmemkit.runtime.world import World
 from shmemkit.support.settings import one_of
 from shmemkit.typing import AnyStream, ArrayT, Op, ReduceMethod
 
-from ..collective import OfRoot, check_reducible
+from ..collective import ForRoot, check_reducible
 from ..schedules.copied_to_root import CopiedToRoot
 from ..schedules.rooted import ToRoot
 from .push import Push
@@ -21,7 +21,7 @@ METHODS = {
 }
 
 
-class Reduce(OfRoot):
+class Reduce(ForRoot):
     """Combine the arrays of all ranks on the root. Collective.
 
     ``reduce = sk.Reduce(world, max_nbytes)``, then ``reduce(x)``. ``help(sk.collectives)`` has the rules

@@ -64,12 +64,15 @@ class Scatter(OfRoot):
         When the stream of rank k has run it, out is x.reshape(n_ranks, -1)[k] of the root. ValueError where
         x or out is given that must not be, or is not given that must be.
         """
+        return self._call(*self._sides(x, out), stream)
+
+    def _sides(self, x, out):
         if self.world.rank == self.root:
             if x is None:
                 raise ValueError(
                     f"Scatter: x is None on rank {self.root}, the root; it must have all segments"
                 )
-            return self._call(x, out, stream)
+            return x, out
         if x is not None:
             raise ValueError(
                 f"Scatter: x is given on rank {self.world.rank}; it must be None there. Only the root, rank "
@@ -80,7 +83,7 @@ class Scatter(OfRoot):
                 f"Scatter: rank {self.world.rank} gives no out; it must give an array for its segment. Only "
                 f"the root, rank {self.root}, knows how large that is"
             )
-        return self._call(out, out, stream)
+        return out, out
 
     def _shape(self, shape):
         return self._shape_of_segment(shape)
