@@ -21,7 +21,7 @@ from shmemkit.device.cuda.weighted_sums import DTYPES
 from shmemkit.operations.operation import Operation
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import call_on, is_tensor, tensor_of
+from shmemkit.support.arrays import is_tensor, tensor_of
 from shmemkit.support.renamed import renamed
 from shmemkit.support.settings import integer, listed, options_of, shown
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, DType
@@ -348,7 +348,7 @@ class ExpertParallel(Operation):
             raise ValueError("ExpertParallel: keep() before any dispatch; call dispatch first")
         handle: Handle = Handle(self._ragged) if into is None else self._checked(into)
         handle.tokens = self.last.tokens
-        stream, _ = call_on(self.world, stream)
+        stream = None if stream is self.world.stream else stream
         self._order.before(stream, "ExpertParallel.keep")
         handle.keep(stream)
         return handle

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from shmemkit.operations.operation import Given, Operation
+from shmemkit.operations.operation import Declared, Given
+from shmemkit.operations.plans import plans_of
 from shmemkit.support.settings import array_text
 
 
@@ -18,7 +19,7 @@ class Last:
     captured: bool = False
 
 
-class Call(Operation):
+class Call(Declared):
     """One of them.
 
     bind    binds it to arrays as its kernels take them
@@ -32,9 +33,16 @@ class Call(Operation):
     _name: str
 
     def __init__(self, of, bind):
-        self.world, self._who, self.last, self.bind, self.handle = of.world, of._who, of.last, bind, None
+        self.of, self.bind, self.handle, self._plans = of, bind, None, plans_of(of.world)
+        self.world, self._who, self._order, self.last = of.world, of._who, of._order, of.last
         vars(self).update(of.sizes._asdict())
-        self._begin()
+
+    def free(self):
+        self._plans.clear()
+        self._parts = None
+
+    def _check_alive(self):
+        self.of._check_alive()
 
     def _is_empty(self, sizes):
         return False  # others wait for a rank without tokens

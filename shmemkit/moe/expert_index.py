@@ -33,9 +33,11 @@ from shmemkit.device.swizzle import quotient
 from shmemkit.gemm.epilogue import inline
 from shmemkit.gemm.grouped.expert_tiles import ALL, MAX_EXPERTS, sums_up_to
 from shmemkit.gemm.grouped.sm90 import FEW
+from shmemkit.operations.operation import Declared, Given, nothing
+from shmemkit.operations.plans import plans_of
 from shmemkit.runtime.launch import bind
 from shmemkit.runtime.world import World, check_world
-from shmemkit.support.arrays import as_array, call_on
+from shmemkit.support.arrays import as_array
 from shmemkit.support.settings import array_text, integer
 from shmemkit.typing import AnyArray, AnyStream
 
@@ -178,6 +180,21 @@ def index_experts(ids, n_experts, topk, n_sources, me, tile_m, pairs, counts, ti
 # ---- the host object
 
 
+class Update(Declared):
+    """What makes an ExpertIndex from its topk_ids, by ``make(stream)``."""
+
+    ARRAYS = {"topk_ids": Given(dtype=None, align=0)}
+
+    def __init__(self, world, make):
+        self.world, self._who, self.make, self._plans = world, "ExpertIndex", make, plans_of(world)
+
+    def _check_alive(self):
+        check_world(self._who, self.world)
+
+    def _bind(self, topk_ids):
+        return self.make
+
+
 class ExpertIndex:
     """Which rows go to which expert, sorted, for products of several layers with one routing.
 
@@ -214,7 +231,7 @@ class ExpertIndex:
         self.max_tiles = min(n_pairs, n_pairs // self.tile_m + self.n_experts)
         self.pairs, self.counts = xp.empty(n_pairs, "int32"), xp.zeros(self.n_experts, "int32")
         self.tiles, self.sizes = xp.empty(self.max_tiles, "int64"), xp.zeros(2, "int32")
-        self._make: Any = None
+        self._make: Any = nothing
         self._updated = not n_pairs
         if n_pairs:
             n_bins = self.n_experts * n_ranks
@@ -222,22 +239,19 @@ class ExpertIndex:
             threads = 1024 if xp.ndarray is not np.ndarray else 64
             args = *args, self.pairs, self.counts, self.tiles, self.sizes
             self._make = bind(index_experts, 1, threads, args, shared=4 * (n_bins + 1))
+        self._update = Update(world, self._make)
 
     def update(self, *, stream: AnyStream | None = None) -> None:
         """Enqueue: make it from what topk_ids holds then. Products whose calls follow on the stream use it.
 
         stream  default: PyTorch's current one if topk_ids is a tensor on a GPU, else the World's
         """
-        check_world("ExpertIndex", self.world)
-        stream, waits = call_on(self.world, stream, self.topk_ids)
-        self._enqueue(stream)
-        if waits:
-            self.world.stream.synchronize()
+        self._update._enqueue({"topk_ids": self.topk_ids}, stream)
+        self._updated = True
 
     def _enqueue(self, stream):
         self._updated = True
-        if self._make is not None:
-            self._make(stream)
+        self._make(stream)
 
 
 def index_of(who, world, topk_ids, n_experts):

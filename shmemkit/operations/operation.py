@@ -323,11 +323,8 @@ class Operation(Declared):
             return {**given, "sms": self.sms}
 
         agree_on(world, self._who, checked)
-        self._begin()
-
-    def _begin(self):
         self._parts, self._outputs, self._methods = [], [], {}
-        self._plans, self._order = plans_of(self.world), shared_order(self.world)
+        self._plans, self._order = plans_of(world), shared_order(world)
 
     def _part(self, kind, *args, **settings):
         """-> kind(*args), within the budget, which ``free`` frees."""
