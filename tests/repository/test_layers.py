@@ -48,10 +48,7 @@ LAYERS = (
 )
 WITHOUT_EMULATOR = ("runtime", "backends.nvshmem", "operations", "collectives", "gemm", "moe", "attention")
 ON_COLLECTIVES = ("gemm", "moe", "attention")  # which import of collectives only these:
-COLLECTIVES = (
-    *("all_gather", "all_reduce", "reduce_scatter", "attention_combine"),
-    "copy_engines",  # side streams; the digests of methods by copies (docs/checked.py) count who uses them
-)
+COLLECTIVES = "all_gather", "all_reduce", "reduce_scatter", "attention_combine"
 DOOR = "shmemkit.device.emulator"  # by which `device` reaches the emulator
 NUMBA_ROOM = "shmemkit.compiler"  # which alone imports numba-cuda's insides
 PUBLIC_OF_NUMBA = {"numba", "numba.cuda", "numba.types", "numba.cuda.types"}

@@ -62,11 +62,12 @@ from numba import cuda, types
 
 from shmemkit.device import span, wait
 from shmemkit.runtime.launch import MAX_THREADS, bind
+from shmemkit.runtime.side_streams import SideStreams
 from shmemkit.runtime.stream_barrier import bind_team_barrier
 from shmemkit.support.settings import array_text
 from shmemkit.typing import AnyStream, Array
 
-from ..copy_engines import Copying, SideStreams, enqueue
+from ..copy_engines import Copying, enqueue
 
 
 @cuda.jit

@@ -58,9 +58,10 @@ from shmemkit.device.cuda.unroll import for_each, tuple_of
 from shmemkit.device.packets.transports import rank_after
 from shmemkit.device.packets.units import combining, device
 from shmemkit.operations.packet_method import PacketMethod
+from shmemkit.runtime.side_streams import SideStreams
 from shmemkit.runtime.stream_barrier import bind_barrier
 
-from ..copy_engines import Copying, SideStreams
+from ..copy_engines import Copying
 
 u32 = types.uint32
 STORED, COMBINED = 4, 8  # packets in registers of a thread, whose loads are under way together

@@ -4,8 +4,8 @@ protocol.
 The kernel's warps store parts to local memory faster than links take them from all multiprocessors at once.
 """
 
-from shmemkit.collectives.copy_engines import SideStreams
 from shmemkit.device.cuda.accumulators import ITEMSIZE
+from shmemkit.runtime.side_streams import SideStreams
 
 from ..sm90_host import Choice
 from .methods import Fused
