@@ -44,10 +44,7 @@ _divide = asm("div.u32 $0, $1, $2;", types.uint32, (types.uint32, types.uint32),
 
 @gpu(quotient)
 def _(a, b):
-    def impl(a, b):
-        return types.int64(_divide(a, b))
-
-    return impl
+    return lambda a, b: types.int64(_divide(a, b))
 
 
 @gpu_function

@@ -1,6 +1,7 @@
 """No primitive is half there: each has a docstring, a GPU implementation, and a row in a table of docs;
 and everything that nvshmem4py offers in kernels is there, with the same parameters."""
 
+import ast
 import inspect
 import re
 from enum import EnumMeta
@@ -24,6 +25,7 @@ from shmemkit.device.cuda import (
     word_reductions,
 )
 from shmemkit.device.cuda.marks import begin_kernel, end_kernel
+from shmemkit.device.shmem import barriers, rma, team_collectives
 
 FOR_HOSTS = {"tensor_map"}
 PRIMITIVES = [
@@ -45,6 +47,18 @@ def test_on_the_gpu_too(name):
     assert primitive in GPU, f"{name} has no GPU implementation: add one with @gpu({name})"
     on_gpu = [(p.name, p.default) for p in parameters(GPU[primitive])]
     assert [(p.name, p.default) for p in parameters(primitive)] == on_gpu
+
+
+@pytest.mark.parametrize("module", (rma, barriers, team_collectives), ids=lambda module: module.__name__)
+def test_editors_see_the_docstrings_of_forms(module):
+    """An editor takes the string below an assignment for the docstring of a variable."""
+    body = ast.parse(inspect.getsource(module)).body
+    forms = [i for i, part in enumerate(body) if re.match(r"\w+ = called_by\(", ast.unparse(part))]
+    assert len(forms) > 3
+    for i in forms:
+        name = body[i].targets[0].id
+        assert ast.literal_eval(body[i + 1].value) == getattr(module, name).__doc__
+        assert getattr(module, name).__name__ == name
 
 
 @pytest.mark.parametrize("name", [name for name in PRIMITIVES if name not in FOR_HOSTS_TOO])

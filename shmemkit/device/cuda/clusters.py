@@ -32,15 +32,9 @@ _sync = asm("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;")
 
 @gpu(cluster_block)
 def _():
-    def impl():
-        return _block()
-
-    return impl
+    return lambda: _block()
 
 
 @gpu(cluster_sync)
 def _():
-    def impl():
-        _sync()
-
-    return impl
+    return lambda: _sync()

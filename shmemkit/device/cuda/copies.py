@@ -37,11 +37,7 @@ def copy_block(dst: Array, src: Array) -> None:
 @gpu(copy_block)
 def _(dst, src):
     copy = copy_on_gpu("copy_block", dst, src)
-
-    def impl(dst, src):
-        copy(dst, src, block_thread(), block_threads())
-
-    return impl
+    return lambda dst, src: copy(dst, src, block_thread(), block_threads())
 
 
 def copy_warp(dst: Array, src: Array) -> None:
@@ -56,11 +52,7 @@ def copy_warp(dst: Array, src: Array) -> None:
 @gpu(copy_warp)
 def _(dst, src):
     copy = copy_on_gpu("copy_warp", dst, src)
-
-    def impl(dst, src):
-        copy(dst, src, warp_thread(), warp_threads())
-
-    return impl
+    return lambda dst, src: copy(dst, src, warp_thread(), warp_threads())
 
 
 def copy_share(primitive, thread, dst, src, share, shares):

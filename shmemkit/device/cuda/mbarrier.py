@@ -100,56 +100,33 @@ def _check(primitive, barriers, **integers):
 @gpu(mbarrier_init)
 def _(barriers, i, count):
     _check("mbarrier_init", barriers, i=i, count=count)
-
-    def impl(barriers, i, count):
-        _init(shared_address(barriers) + _U32(8 * i), count)
-
-    return impl
+    return lambda barriers, i, count: _init(shared_address(barriers) + _U32(8 * i), count)
 
 
 @gpu(fence_mbarrier_init)
 def _():
-    def impl():
-        _fence_init()
-
-    return impl
+    return lambda: _fence_init()
 
 
 @gpu(mbarrier_arrive)
 def _(barriers, i):
     _check("mbarrier_arrive", barriers, i=i)
-
-    def impl(barriers, i):
-        _arrive(shared_address(barriers) + _U32(8 * i))
-
-    return impl
+    return lambda barriers, i: _arrive(shared_address(barriers) + _U32(8 * i))
 
 
 @gpu(mbarrier_arrive_on)
 def _(barriers, i, block):
     _check("mbarrier_arrive_on", barriers, i=i, block=block)
-
-    def impl(barriers, i, block):
-        _arrive_on(shared_address(barriers) + _U32(8 * i), block)
-
-    return impl
+    return lambda barriers, i, block: _arrive_on(shared_address(barriers) + _U32(8 * i), block)
 
 
 @gpu(mbarrier_arrive_expect_tx)
 def _(barriers, i, n_bytes):
     _check("mbarrier_arrive_expect_tx", barriers, i=i, n_bytes=n_bytes)
-
-    def impl(barriers, i, n_bytes):
-        _arrive_expect_tx(shared_address(barriers) + _U32(8 * i), n_bytes)
-
-    return impl
+    return lambda barriers, i, n_bytes: _arrive_expect_tx(shared_address(barriers) + _U32(8 * i), n_bytes)
 
 
 @gpu(mbarrier_wait)
 def _(barriers, i, parity):
     _check("mbarrier_wait", barriers, i=i, parity=parity)
-
-    def impl(barriers, i, parity):
-        _wait(shared_address(barriers) + _U32(8 * i), parity)
-
-    return impl
+    return lambda barriers, i, parity: _wait(shared_address(barriers) + _U32(8 * i), parity)

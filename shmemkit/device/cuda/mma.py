@@ -300,11 +300,7 @@ def _loading(primitive, modifier):
     def _(shared, offset):
         _check_shared(primitive.__name__, shared)
         check_integer(primitive.__name__, offset=offset)
-
-        def impl(shared, offset):
-            return load(shared_address(shared) + types.uint32(offset))
-
-        return impl
+        return lambda shared, offset: load(shared_address(shared) + types.uint32(offset))
 
 
 _loading(ldmatrix, "")

@@ -80,7 +80,4 @@ def _(*needed):
 
 @gpu(griddepcontrol_launch_dependents)
 def _():
-    def impl():
-        _launch_dependents()
-
-    return impl
+    return lambda: _launch_dependents()

@@ -235,11 +235,7 @@ def _(tile, tensor_map, x, y, barriers, i, blocks):
 @gpu(tma_store)
 def _(tensor_map, x, y, tile):
     _check("tma_store", tensor_map, x=x, y=y)
-
-    def impl(tensor_map, x, y, tile):
-        _store(data_address(tensor_map), x, y, shared_address(tile))
-
-    return impl
+    return lambda tensor_map, x, y, tile: _store(data_address(tensor_map), x, y, shared_address(tile))
 
 
 @gpu(bulk_load)
@@ -260,11 +256,7 @@ def _(tile, src, barriers, i):
 def _(dst, tile):
     check_contiguous("bulk_store", dst=dst, tile=tile)
     size = itemsize(dst.dtype)
-
-    def impl(dst, tile):
-        _store_bytes(data_address(dst), shared_address(tile), dst.size * size)
-
-    return impl
+    return lambda dst, tile: _store_bytes(data_address(dst), shared_address(tile), dst.size * size)
 
 
 def _check(primitive, tensor_map, **integers):
@@ -275,19 +267,12 @@ def _check(primitive, tensor_map, **integers):
 @gpu(padding)
 def _(array, alignment):
     check_integer("padding", alignment=alignment)
-
-    def impl(array, alignment):
-        return -types.int64(shared_address(array)) & (alignment - 1)
-
-    return impl
+    return lambda array, alignment: -types.int64(shared_address(array)) & (alignment - 1)
 
 
 @gpu(bulk_commit_group)
 def _():
-    def impl():
-        _commit()
-
-    return impl
+    return lambda: _commit()
 
 
 @gpu(bulk_wait_group)
@@ -302,11 +287,7 @@ def _(n):
 
 def _waiting(primitive, n, kind):
     wait = _wait_group(kind, literal_integer(primitive, "n", n))
-
-    def impl(n):
-        wait()
-
-    return impl
+    return lambda n: wait()
 
 
 def literal_integer(primitive, name, given):
@@ -318,28 +299,18 @@ def literal_integer(primitive, name, given):
 
 @gpu(fence_proxy_async)
 def _():
-    def impl():
-        _fence_shared()
-
-    return impl
+    return lambda: _fence_shared()
 
 
 @gpu(fence_proxy_async_global)
 def _():
-    def impl():
-        _fence_global()
-
-    return impl
+    return lambda: _fence_global()
 
 
 @gpu(tensormap_acquire)
 def _(tensor_map):
     check_words("tensormap_acquire", "tensor_map", tensor_map, (types.uint64,))
-
-    def impl(tensor_map):
-        _acquire(data_address(tensor_map))
-
-    return impl
+    return lambda tensor_map: _acquire(data_address(tensor_map))
 
 
 # ---- on the host

@@ -187,10 +187,7 @@ def _register(zeros, multiply, wait, n, dtype, a_major, b_major):
 
     @gpu(zeros)
     def _():
-        def impl():
-            return none()
-
-        return impl
+        return lambda: none()
 
     @gpu(multiply)
     def _(acc, a, b, add):
@@ -217,21 +214,13 @@ def _register(zeros, multiply, wait, n, dtype, a_major, b_major):
     def _(acc, n=0):
         n = literal_integer("wait", "n", n) if n != 0 else 0
         done = asm(f"wgmma.wait_group.sync.aligned {n};", accumulators, (accumulators,), tied=True)
-
-        def impl(acc, n=0):
-            return done(acc)
-
-        return impl
+        return lambda acc, n=0: done(acc)
 
 
 @gpu(wgmma_wait_group)
 def _(n):
     wait = _wait_group(literal_integer("wgmma_wait_group", "n", n))
-
-    def impl(n):
-        wait()
-
-    return impl
+    return lambda n: wait()
 
 
 @gpu(setmaxnreg_inc)
@@ -246,8 +235,4 @@ def _(n):
 
 def _setting(direction, n):
     change = asm(f"setmaxnreg.{direction}.sync.aligned.u32 {literal_integer('setmaxnreg', 'n', n)};")
-
-    def impl(n):
-        change()
-
-    return impl
+    return lambda n: change()

@@ -68,11 +68,7 @@ def ll_words(n_bytes: int) -> int:
 @gpu(ll_words)
 def _(n_bytes):
     check_integer("ll_words", n_bytes=n_bytes)
-
-    def impl(n_bytes):
-        return (n_bytes + 7) // 8 * 2
-
-    return impl
+    return lambda n_bytes: (n_bytes + 7) // 8 * 2
 
 
 def ll_store(lines: Array, i: int, value: int, flag: int) -> None:
@@ -442,11 +438,7 @@ def _implement_recv(recv, thread, threads):
             _receiving, arriving(recv.__name__, bounded_waits.armed(), bounded_waits.recording())
         )
         transfer = _transfer(recv.__name__, make, dst, lines)
-
-        def impl(dst, lines, flag):
-            transfer(dst, lines, flag, thread(), threads())
-
-        return impl
+        return lambda dst, lines, flag: transfer(dst, lines, flag, thread(), threads())
 
 
 def implement_forward(forward, store_line, thread, threads):

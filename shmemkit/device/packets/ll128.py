@@ -467,11 +467,7 @@ def _(lines, row, n, i, flag):
         return _address(i, lines, first_word(lines, row + k))
 
     addresses = tuple_of(n, address)
-
-    def impl(lines, row, n, i, flag):
-        return arrived(addresses((lines, row, i)), types.uint32(flag))
-
-    return impl
+    return lambda lines, row, n, i, flag: arrived(addresses((lines, row, i)), types.uint32(flag))
 
 
 @gpu(ll128_load_some)
@@ -482,8 +478,4 @@ def _(lines, tiles, flag):
         raise TypingError(_not_tiles(tiles))
     addresses = mapped(len(tiles), _address)
     arrived = arriving(len(tiles), "ll128_load_some", bounded_waits.armed(), bounded_waits.recording())
-
-    def impl(lines, tiles, flag):
-        return arrived(addresses(tiles, lines), types.uint32(flag))
-
-    return impl
+    return lambda lines, tiles, flag: arrived(addresses(tiles, lines), types.uint32(flag))

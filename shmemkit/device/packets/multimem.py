@@ -82,10 +82,7 @@ _fence = asm("fence.proxy.alias;")
 
 @gpu(multimem_fence)
 def _():
-    def impl():
-        _fence()
-
-    return impl
+    return lambda: _fence()
 
 
 # ---- elements
@@ -118,11 +115,7 @@ def _(array, index, value, semantic="weak"):
     check_integer("multimem_store", index=index)
     dtype = array.dtype
     store = _store(dtype, literal_choice("multimem_store", "semantic", semantic, STORES))
-
-    def impl(array, index, value, semantic="weak"):
-        store(element_address(array, index), dtype(value))
-
-    return impl
+    return lambda array, index, value, semantic="weak": store(element_address(array, index), dtype(value))
 
 
 @functools.cache
@@ -156,11 +149,7 @@ def _(array, index, value, semantic="relaxed"):
     check_integer("multimem_red", index=index)
     dtype = array.dtype
     add = _red(dtype, literal_choice("multimem_red", "semantic", semantic, REDS))
-
-    def impl(array, index, value, semantic="relaxed"):
-        add(element_address(array, index), dtype(value))
-
-    return impl
+    return lambda array, index, value, semantic="relaxed": add(element_address(array, index), dtype(value))
 
 
 @functools.cache
@@ -193,11 +182,7 @@ def _(array, index, op="add"):
     check_words("multimem_reduce", "array", array, _reducible(op))
     check_integer("multimem_reduce", index=index)
     reduce = _reduce(array.dtype, op)
-
-    def impl(array, index, op="add"):
-        return reduce(element_address(array, index))
-
-    return impl
+    return lambda array, index, op="add": reduce(element_address(array, index))
 
 
 def _combined(op, elements):
@@ -298,11 +283,7 @@ def _(array, index, op="add"):
     if array.dtype not in (*_reducible(op), *_HALVES.values()):
         raise TypingError(_not_reducible(array.dtype, op))
     reduce = _reduce_vector(array.dtype, op)
-
-    def impl(array, index, op="add"):
-        return reduce(_address(array) + types.uint64(index * size))
-
-    return impl
+    return lambda array, index, op="add": reduce(_address(array) + types.uint64(index * size))
 
 
 def vec16_dtypes(op):
@@ -384,11 +365,7 @@ def _implement(primitive, thread, threads):
             check_array(name, what, array)
         size = itemsize(src.dtype)
         copy = by_alignment(_copy_words, size, most=16)
-
-        def impl(dst, src):
-            copy(src, _address(dst), src.size * size, thread(), threads())
-
-        return impl
+        return lambda dst, src: copy(src, _address(dst), src.size * size, thread(), threads())
 
 
 _implement(multimem_copy_block, block_thread, block_threads)

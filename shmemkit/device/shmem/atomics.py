@@ -65,11 +65,7 @@ def _without_value(dtypes):
             _check(name, dst, dtypes, pe)
             call = nvshmem(name)
             pe_of = to_pe()
-
-            def impl(dst, pe):
-                return call(dst, pe_of(pe))
-
-            return impl
+            return lambda dst, pe: call(dst, pe_of(pe))
 
         return primitive
 
@@ -87,11 +83,7 @@ def _with_value(dtypes):
             _check(name, dst, dtypes, pe)
             call, dtype = nvshmem(name), dst.dtype
             pe_of = to_pe()
-
-            def impl(dst, value, pe):
-                return call(dst, dtype(value), pe_of(pe))
-
-            return impl
+            return lambda dst, value, pe: call(dst, dtype(value), pe_of(pe))
 
         return primitive
 
@@ -111,11 +103,7 @@ def _bitwise(primitive):
         _check(name, dst, INTEGERS, pe)
         call, dtype = nvshmem(f"{dst.dtype}_{name}"), dst.dtype
         pe_of = to_pe()
-
-        def impl(dst, value, pe):
-            return call(data_pointer(dst), dtype(value), pe_of(pe))
-
-        return impl
+        return lambda dst, value, pe: call(data_pointer(dst), dtype(value), pe_of(pe))
 
     return primitive
 
@@ -133,11 +121,7 @@ def _(src, pe):
     _check("atomic_fetch", src, NUMBERS, pe)
     call = nvshmem("atomic_fetch")
     pe_of = to_pe()
-
-    def impl(src, pe):
-        return call(src, pe_of(pe))
-
-    return impl
+    return lambda src, pe: call(src, pe_of(pe))
 
 
 @_with_value(NUMBERS)
@@ -162,11 +146,7 @@ def _(dst, cond, value, pe):
     _check("atomic_compare_swap", dst, INTEGERS, pe)
     call, dtype = nvshmem("atomic_compare_swap"), dst.dtype
     pe_of = to_pe()
-
-    def impl(dst, cond, value, pe):
-        return call(dst, dtype(cond), dtype(value), pe_of(pe))
-
-    return impl
+    return lambda dst, cond, value, pe: call(dst, dtype(cond), dtype(value), pe_of(pe))
 
 
 # ---- arithmetic

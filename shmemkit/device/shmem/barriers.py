@@ -27,6 +27,7 @@ from ..argument_checks import check_emulated_integer, check_emulated_words, chec
 from ..cuda.thread_index import block_thread, block_threads
 from ..emulator import current_thread, group_thread
 from . import bounded_waits
+from .groups import ENTER, called_by, called_by_a_thread
 from .nvshmem_functions import nvshmem, on_all, to_team
 from .ordered_access import load, store
 from .peers import my_rank, n_ranks, rank_in_world
@@ -69,10 +70,7 @@ def rank() -> int:
 
 @gpu(rank)
 def _():
-    def impl():
-        return my_rank()
-
-    return impl
+    return lambda: my_rank()
 
 
 def num_ranks() -> int:
@@ -82,10 +80,7 @@ def num_ranks() -> int:
 
 @gpu(num_ranks)
 def _():
-    def impl():
-        return n_ranks()
-
-    return impl
+    return lambda: n_ranks()
 
 
 my_pe, n_pes = rank, num_ranks
@@ -105,32 +100,21 @@ def world_rank(rank: int) -> int:
 @gpu(world_rank)
 def _(rank):
     check_integer("world_rank", rank=rank)
-
-    def impl(rank):
-        return rank_in_world(rank)
-
-    return impl
+    return lambda rank: rank_in_world(rank)
 
 
-def _of_team(primitive):
-    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(team)``."""
-    name = primitive.__name__
+def _of_team(name):
+    """-> the typing function of ``primitive(team)``, which is NVSHMEM's function `name`"""
 
-    @gpu(primitive)
-    def _(team):
+    def on_gpu(team):
         check_integer(name, team=team)
         call = nvshmem(name)
         team_of = to_team()
+        return lambda team: call(team_of(team))
 
-        def impl(team):
-            return call(team_of(team))
-
-        return impl
-
-    return primitive
+    return on_gpu
 
 
-@_of_team
 def team_my_pe(team: int) -> int:
     """This rank's number in `team` (Teams.TEAM_WORLD, ...), or -1 if it is not a member. Any thread."""
     thread = current_thread("team_my_pe")
@@ -138,45 +122,58 @@ def team_my_pe(team: int) -> int:
     return members.index(thread.pe) if thread.pe in members else -1
 
 
-@_of_team
+gpu(team_my_pe)(_of_team("team_my_pe"))
+
+
 def team_n_pes(team: int) -> int:
     """The number of ranks in `team`. Any thread."""
     return len(current_thread("team_n_pes").team(team))
 
 
+gpu(team_n_pes)(_of_team("team_n_pes"))
+
+
 # ---- all ranks, through NVSHMEM
 
 
-def _of_all(primitive):
-    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive()``."""
-    name = primitive.__name__
+_CALLERS = "all threads of one {} per rank"
 
-    @gpu(primitive)
-    def _():
+
+def _meeting_of_all(kind, name, group):
+    """The family of ``barrier_all()``. On the GPU it is NVSHMEM's function of that name."""
+    enter = ENTER[group]
+
+    def barrier():
+        getattr(enter(group, name), kind)(group)
+
+    def on_gpu():
         call = on_all(name)
+        return lambda: call()
 
-        def impl():
-            call()
-
-        return impl
-
-    return primitive
+    return barrier, on_gpu
 
 
-@_of_all
+def _meeting_of_team(kind, name, group):
+    """Likewise that of ``barrier(team)``."""
+    enter = ENTER[group]
+
+    def barrier(team):
+        getattr(enter(group, name, team), kind)(team, group)
+
+    return barrier, _of_team(name)
+
+
+@called_by_a_thread(_meeting_of_all, _CALLERS)
 def barrier_all() -> None:
     """Barrier of all ranks, over NVLink or the network: their puts before it have been delivered.
 
     One thread per rank. It speaks for other threads of its block only if they met it at a ``syncthreads``
     before.
     """
-    current_thread("barrier_all").barrier_all("thread")
 
 
-@_of_all
-def barrier_all_warp() -> None:
-    """`barrier_all` by all threads of one warp per rank."""
-    group_thread("warp", "barrier_all_warp").barrier_all("warp")
+barrier_all_warp = called_by("warp", barrier_all)
+"""`barrier_all` by all threads of one warp per rank."""
 
 
 def barrier_all_block(arrivals: Array | None = None, epoch: Array | None = None) -> None:
@@ -220,11 +217,7 @@ def _(arrivals=None, epoch=None):
     given = [a for a in (arrivals, epoch) if not isinstance(a, (types.Omitted, types.NoneType, type(None)))]
     if not given:
         call = on_all("barrier_all_block")
-
-        def impl(arrivals=None, epoch=None):
-            call()
-
-        return impl
+        return lambda arrivals=None, epoch=None: call()
 
     if len(given) == 1:
         raise TypingError("barrier_all_block(): arrivals or epoch is missing; give both or neither")
@@ -261,63 +254,42 @@ def _(arrivals=None, epoch=None):
     return impl
 
 
-@_of_all
+@called_by_a_thread(_meeting_of_all, _CALLERS)
 def sync_all() -> None:
     """Barrier of all ranks that completes their loads and stores before it, but not their puts.
 
     One thread per rank, as for `barrier_all`; over NVLink or the network."""
-    current_thread("sync_all").sync_all("thread")
 
 
-@_of_all
-def sync_all_warp() -> None:
-    """`sync_all` by all threads of one warp per rank."""
-    group_thread("warp", "sync_all_warp").sync_all("warp")
-
-
-@_of_all
-def sync_all_block() -> None:
-    """`sync_all` by all threads of one block per rank."""
-    group_thread("block", "sync_all_block").sync_all("block")
+sync_all_warp = called_by("warp", sync_all)
+"""`sync_all` by all threads of one warp per rank."""
+sync_all_block = called_by("block", sync_all)
+"""`sync_all` by all threads of one block per rank."""
 
 
 # ---- a team's ranks, through NVSHMEM
 
 
-@_of_team
+@called_by_a_thread(_meeting_of_team, _CALLERS)
 def barrier(team: int) -> None:
     """`barrier_all` of the ranks of `team`. One thread per rank."""
-    current_thread("barrier").barrier(team, "thread")
 
 
-@_of_team
-def barrier_warp(team: int) -> None:
-    """`barrier` by all threads of one warp per rank."""
-    group_thread("warp", "barrier_warp", team).barrier(team, "warp")
+barrier_warp = called_by("warp", barrier)
+"""`barrier` by all threads of one warp per rank."""
+barrier_block = called_by("block", barrier)
+"""`barrier` by all threads of one block per rank."""
 
 
-@_of_team
-def barrier_block(team: int) -> None:
-    """`barrier` by all threads of one block per rank."""
-    group_thread("block", "barrier_block", team).barrier(team, "block")
-
-
-@_of_team
+@called_by_a_thread(_meeting_of_team, _CALLERS)
 def sync(team: int) -> None:
     """`sync_all` of the ranks of `team`. One thread per rank."""
-    current_thread("sync").sync(team, "thread")
 
 
-@_of_team
-def sync_warp(team: int) -> None:
-    """`sync` by all threads of one warp per rank."""
-    group_thread("warp", "sync_warp", team).sync(team, "warp")
-
-
-@_of_team
-def sync_block(team: int) -> None:
-    """`sync` by all threads of one block per rank."""
-    group_thread("block", "sync_block", team).sync(team, "block")
+sync_warp = called_by("warp", sync)
+"""`sync` by all threads of one warp per rank."""
+sync_block = called_by("block", sync)
+"""`sync` by all threads of one block per rank."""
 
 
 # ---- the blocks of a grid

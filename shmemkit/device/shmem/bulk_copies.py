@@ -106,11 +106,7 @@ def _(dst, src, buffer):
     check_contiguous("bulk_copy_warp", dst=dst, src=src)
     check_words("bulk_copy_warp", "buffer", buffer, WORDS)
     copy = _copying("bulk_copy_warp", dst, src, _tell_nobody)
-
-    def impl(dst, src, buffer):
-        copy(dst, src, buffer, buffer, 0, 1, types.int64(1) << 62, 0)
-
-    return impl
+    return lambda dst, src, buffer: copy(dst, src, buffer, buffer, 0, 1, types.int64(1) << 62, 0)
 
 
 @gpu(bulk_put_warp)

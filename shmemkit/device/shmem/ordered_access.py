@@ -110,11 +110,7 @@ def symm_at(array: Array, rank: int) -> Array:
 @gpu_moved(symm_at)
 def _(array, rank):
     _check_peer("symm_at", array, rank)
-
-    def impl(array, rank):
-        return offset_of(rank)
-
-    return impl
+    return lambda array, rank: offset_of(rank)
 
 
 def get_peer_array(arr: Array, pe: int) -> Array:
@@ -125,11 +121,7 @@ def get_peer_array(arr: Array, pe: int) -> Array:
 @gpu_moved(get_peer_array)
 def _(arr, pe):
     _check_peer("get_peer_array", arr, pe)
-
-    def impl(arr, pe):
-        return offset_of(pe)
-
-    return impl
+    return lambda arr, pe: offset_of(pe)
 
 
 def peer_at(array: Array, offsets: Array, rank: int) -> Array:
@@ -148,11 +140,7 @@ def peer_at(array: Array, offsets: Array, rank: int) -> Array:
 def _(array, offsets, rank):
     _check_peer("peer_at", array, rank)
     check_words("peer_at", "offsets", offsets, (types.int64,))
-
-    def impl(array, offsets, rank):
-        return types.uint64(offsets[rank])
-
-    return impl
+    return lambda array, offsets, rank: types.uint64(offsets[rank])
 
 
 def _check_peer(primitive, array, rank):
@@ -185,11 +173,7 @@ def _(array, index, scope="sys"):
     check_words("ld_acquire", "array", array, NUMBERS)
     check_integer("ld_acquire", index=index)
     read = load(array.dtype, "acquire", literal_choice("ld_acquire", "scope", scope, SCOPES))
-
-    def impl(array, index, scope="sys"):
-        return read(element_address(array, index))
-
-    return impl
+    return lambda array, index, scope="sys": read(element_address(array, index))
 
 
 def st_release(array: Array, index: int, value: float, scope: Scope = "sys") -> None:
@@ -217,11 +201,7 @@ def _(array, index, value, scope="sys"):
     check_integer("st_release", index=index)
     dtype = array.dtype
     write = store(dtype, literal_choice("st_release", "scope", scope, SCOPES))
-
-    def impl(array, index, value, scope="sys"):
-        write(element_address(array, index), dtype(value))
-
-    return impl
+    return lambda array, index, value, scope="sys": write(element_address(array, index), dtype(value))
 
 
 def red_release(array: Array, index: int, value: float, scope: Scope = "sys") -> None:
@@ -242,11 +222,7 @@ def _(array, index, value, scope="sys"):
     check_integer("red_release", index=index)
     dtype = array.dtype
     write = add(dtype, literal_choice("red_release", "scope", scope, SCOPES))
-
-    def impl(array, index, value, scope="sys"):
-        write(element_address(array, index), dtype(value))
-
-    return impl
+    return lambda array, index, value, scope="sys": write(element_address(array, index), dtype(value))
 
 
 def threadfence(scope: FenceScope, semantic: FenceSemantic = "seq_cst") -> None:
@@ -270,11 +246,7 @@ def _(scope, semantic="seq_cst"):
     level = _LEVELS[literal_choice("threadfence", "scope", scope, tuple(_LEVELS))]
     kind = _FENCES[literal_choice("threadfence", "semantic", semantic, tuple(_FENCES))]
     fence = _fence(kind, level)
-
-    def impl(scope, semantic="seq_cst"):
-        fence()
-
-    return impl
+    return lambda scope, semantic="seq_cst": fence()
 
 
 @functools.cache
@@ -306,11 +278,7 @@ def load_vec16(array: Array, index: int) -> tuple[int, ...]:
 def _(array, index):
     size = check_vector("load_vec16", array, index)
     read = load_bytes(16)
-
-    def impl(array, index):
-        return read(array, index * size)
-
-    return impl
+    return lambda array, index: read(array, index * size)
 
 
 def store_vec16(array: Array, index: int, words: tuple[int, ...]) -> None:
@@ -326,11 +294,7 @@ def _(array, index, words):
     size = check_vector("store_vec16", array, index)
     check_quad("store_vec16", words)
     write = store_bytes(16)
-
-    def impl(array, index, words):
-        write(array, index * size, words)
-
-    return impl
+    return lambda array, index, words: write(array, index * size, words)
 
 
 def vector_at(primitive, array, index):

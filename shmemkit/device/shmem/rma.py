@@ -28,8 +28,9 @@ from ..argument_checks import (
     check_integer,
     check_words,
 )
-from ..emulator import current_thread, group_thread, uninitialised
+from ..emulator import current_thread, uninitialised
 from ..enums import signal_op_name
+from .groups import ENTER, called_by, called_by_a_thread
 from .nvshmem_functions import nvshmem, signal_array, to_pe
 
 __all__ = [
@@ -58,35 +59,41 @@ __all__ = [
 ]
 
 
-def _transfer(primitive):
-    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(dst, src,
-    pe)``.
+def _transferring(kind, name, group):
+    """The family of ``put(dst, src, pe)``. On the GPU it is NVSHMEM's function of that name. Elements move as
+    unsigned integers of their size, so that every dtype has a function."""
+    enter, (verb, *forms) = ENTER[group], kind.split("_")
 
-    Elements move as unsigned integers of their size, so that every dtype has a function.
-    """
-    name = primitive.__name__
+    def transfer(dst, src, pe):
+        thread = enter(group, name, dst, src, pe)
+        thread.together(group, lambda: getattr(thread, verb)(dst, src, pe, nbi="nbi" in forms))
 
-    @gpu(primitive)
-    def _(dst, src, pe):
+    def on_gpu(dst, src, pe):
         check_contiguous(name, dst=dst, src=src)
         check_integer(name, pe=pe)
         call = nvshmem(name)
         pe_of = to_pe()
+        return lambda dst, src, pe: call(unsigned_view(dst), unsigned_view(src), pe_of(pe))
 
-        def impl(dst, src, pe):
-            call(unsigned_view(dst), unsigned_view(src), pe_of(pe))
-
-        return impl
-
-    return primitive
+    return transfer, on_gpu
 
 
-def _transfer_and_signal(primitive):
-    """Decorator: the same for ``primitive(dst, src, signal_var, signal_val, signal_op, pe)``."""
-    name = primitive.__name__
+def _signalling(kind, name, group):
+    """Likewise that of ``put_signal(dst, src, signal_var, signal_val, signal_op, pe)``."""
+    enter, nbi = ENTER[group], kind.endswith("_nbi")
 
-    @gpu(primitive)
-    def _(dst, src, signal_var, signal_val, signal_op, pe):
+    def transfer(dst, src, signal_var, signal_val, signal_op, pe):
+        thread = enter(group, name, dst, src, signal_var, signal_val, signal_op, pe)
+
+        def put():
+            check_emulated_words(name, "signal_var", signal_var, SIGNALS)
+            check_emulated_integer(name, signal_val=signal_val, signal_op=signal_op, pe=pe)
+            op = signal_op_name(name, signal_op)
+            thread.put(dst, src, pe, nbi, signal_var, signal_val, op)
+
+        thread.together(group, put)
+
+    def on_gpu(dst, src, signal_var, signal_val, signal_op, pe):
         check_contiguous(name, dst=dst, src=src)
         check_words(name, "signal_var", signal_var, SIGNALS)
         check_integer(name, signal_val=signal_val, signal_op=signal_op, pe=pe)
@@ -94,30 +101,12 @@ def _transfer_and_signal(primitive):
         pe_of = to_pe()
 
         def impl(dst, src, signal_var, signal_val, signal_op, pe):
-            call(
-                unsigned_view(dst),
-                unsigned_view(src),
-                signal_array(signal_var),
-                types.uint64(signal_val),
-                types.int32(signal_op),
-                pe_of(pe),
-            )
+            value, op = types.uint64(signal_val), types.int32(signal_op)
+            call(unsigned_view(dst), unsigned_view(src), signal_array(signal_var), value, op, pe_of(pe))
 
         return impl
 
-    return primitive
-
-
-def _together(thread, group, transfer):
-    """In the emulator: the group synchronizes, and its last thread makes the transfer."""
-    thread.together(group, lambda: transfer(thread))
-
-
-def _checked(name, signal_var, signal_val, signal_op, pe):
-    """In the emulator: "set" or "add", if the signal can be one."""
-    check_emulated_words(name, "signal_var", signal_var, SIGNALS)
-    check_emulated_integer(name, signal_val=signal_val, signal_op=signal_op, pe=pe)
-    return signal_op_name(name, signal_op)
+    return transfer, on_gpu
 
 
 # ---- one element
@@ -144,11 +133,7 @@ def _(dst, src, pe):
     check_integer("p", pe=pe)
     call = nvshmem("p")
     pe_of = to_pe()
-
-    def impl(dst, src, pe):
-        call(unsigned_view(dst), bits_of(dst, src), pe_of(pe))
-
-    return impl
+    return lambda dst, src, pe: call(unsigned_view(dst), bits_of(dst, src), pe_of(pe))
 
 
 def g(src: Array, pe: int) -> Any:
@@ -168,11 +153,7 @@ def _(src, pe):
     check_integer("g", pe=pe)
     call = nvshmem("g")
     pe_of = to_pe()
-
-    def impl(src, pe):
-        return from_bits(src, call(unsigned_view(src), pe_of(pe)))
-
-    return impl
+    return lambda src, pe: from_bits(src, call(unsigned_view(src), pe_of(pe)))
 
 
 def _check_element(primitive, name, array):
@@ -187,7 +168,7 @@ def _check_element(primitive, name, array):
 # ---- put
 
 
-@_transfer
+@called_by_a_thread(_transferring)
 def put(dst: Array, src: Array, pe: int) -> None:
     """Copy the local `src` to the symmetric `dst` on rank `pe`.
 
@@ -196,53 +177,29 @@ def put(dst: Array, src: Array, pe: int) -> None:
 
     One thread. `src` may be overwritten when it returns. The data has arrived after `quiet`.
     """
-    current_thread("put").put(dst, src, pe)
 
 
-@_transfer
-def put_warp(dst: Array, src: Array, pe: int) -> None:
-    """`put` by all threads of a warp."""
-    _together(group_thread("warp", "put_warp", dst, src, pe), "warp", lambda thread: thread.put(dst, src, pe))
+put_warp = called_by("warp", put)
+"""`put` by all threads of a warp."""
+put_block = called_by("block", put)
+"""`put` by all threads of a block."""
 
 
-@_transfer
-def put_block(dst: Array, src: Array, pe: int) -> None:
-    """`put` by all threads of a block."""
-    _together(
-        group_thread("block", "put_block", dst, src, pe), "block", lambda thread: thread.put(dst, src, pe)
-    )
-
-
-@_transfer
+@called_by_a_thread(_transferring)
 def put_nbi(dst: Array, src: Array, pe: int) -> None:
     """`put` that returns at once: `src` must stay as it is until `quiet`. One thread."""
-    current_thread("put_nbi").put(dst, src, pe, nbi=True)
 
 
-@_transfer
-def put_nbi_warp(dst: Array, src: Array, pe: int) -> None:
-    """`put_nbi` by all threads of a warp."""
-    _together(
-        group_thread("warp", "put_nbi_warp", dst, src, pe),
-        "warp",
-        lambda thread: thread.put(dst, src, pe, nbi=True),
-    )
-
-
-@_transfer
-def put_nbi_block(dst: Array, src: Array, pe: int) -> None:
-    """`put_nbi` by all threads of a block."""
-    _together(
-        group_thread("block", "put_nbi_block", dst, src, pe),
-        "block",
-        lambda thread: thread.put(dst, src, pe, nbi=True),
-    )
+put_nbi_warp = called_by("warp", put_nbi)
+"""`put_nbi` by all threads of a warp."""
+put_nbi_block = called_by("block", put_nbi)
+"""`put_nbi` by all threads of a block."""
 
 
 # ---- get
 
 
-@_transfer
+@called_by_a_thread(_transferring)
 def get(dst: Array, src: Array, pe: int) -> None:
     """Copy the symmetric `src` of rank `pe` to the local `dst`, and return when the data is here.
 
@@ -251,53 +208,29 @@ def get(dst: Array, src: Array, pe: int) -> None:
 
     One thread.
     """
-    current_thread("get").get(dst, src, pe)
 
 
-@_transfer
-def get_warp(dst: Array, src: Array, pe: int) -> None:
-    """`get` by all threads of a warp."""
-    _together(group_thread("warp", "get_warp", dst, src, pe), "warp", lambda thread: thread.get(dst, src, pe))
+get_warp = called_by("warp", get)
+"""`get` by all threads of a warp."""
+get_block = called_by("block", get)
+"""`get` by all threads of a block."""
 
 
-@_transfer
-def get_block(dst: Array, src: Array, pe: int) -> None:
-    """`get` by all threads of a block."""
-    _together(
-        group_thread("block", "get_block", dst, src, pe), "block", lambda thread: thread.get(dst, src, pe)
-    )
-
-
-@_transfer
+@called_by_a_thread(_transferring)
 def get_nbi(dst: Array, src: Array, pe: int) -> None:
     """`get` that returns at once: `dst` has the data after `quiet`. One thread."""
-    current_thread("get_nbi").get(dst, src, pe, nbi=True)
 
 
-@_transfer
-def get_nbi_warp(dst: Array, src: Array, pe: int) -> None:
-    """`get_nbi` by all threads of a warp."""
-    _together(
-        group_thread("warp", "get_nbi_warp", dst, src, pe),
-        "warp",
-        lambda thread: thread.get(dst, src, pe, nbi=True),
-    )
-
-
-@_transfer
-def get_nbi_block(dst: Array, src: Array, pe: int) -> None:
-    """`get_nbi` by all threads of a block."""
-    _together(
-        group_thread("block", "get_nbi_block", dst, src, pe),
-        "block",
-        lambda thread: thread.get(dst, src, pe, nbi=True),
-    )
+get_nbi_warp = called_by("warp", get_nbi)
+"""`get_nbi` by all threads of a warp."""
+get_nbi_block = called_by("block", get_nbi)
+"""`get_nbi` by all threads of a block."""
 
 
 # ---- put with signal
 
 
-@_transfer_and_signal
+@called_by_a_thread(_signalling)
 def put_signal(dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int) -> None:
     """`put`, then set ``signal_var[0]`` on the same rank, or add to it.
 
@@ -312,111 +245,25 @@ def put_signal(dst: Array, src: Array, signal_var: Array, signal_val: int, signa
     One thread. `src` may be overwritten when it returns. The signal follows the data of this put, not that of
     other puts: give each of several puts in flight its own signal, or put a `fence` between them.
     """
-    current_thread("put_signal").put(
-        dst,
-        src,
-        pe,
-        False,
-        signal_var,
-        signal_val,
-        _checked("put_signal", signal_var, signal_val, signal_op, pe),
-    )
 
 
-@_transfer_and_signal
-def put_signal_warp(
-    dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int
-) -> None:
-    """`put_signal` by all threads of a warp."""
-    _together(
-        group_thread("warp", "put_signal_warp", dst, src, signal_var, signal_val, signal_op, pe),
-        "warp",
-        lambda thread: thread.put(
-            dst,
-            src,
-            pe,
-            False,
-            signal_var,
-            signal_val,
-            _checked("put_signal_warp", signal_var, signal_val, signal_op, pe),
-        ),
-    )
+put_signal_warp = called_by("warp", put_signal)
+"""`put_signal` by all threads of a warp."""
+put_signal_block = called_by("block", put_signal)
+"""`put_signal` by all threads of a block."""
 
 
-@_transfer_and_signal
-def put_signal_block(
-    dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int
-) -> None:
-    """`put_signal` by all threads of a block."""
-    _together(
-        group_thread("block", "put_signal_block", dst, src, signal_var, signal_val, signal_op, pe),
-        "block",
-        lambda thread: thread.put(
-            dst,
-            src,
-            pe,
-            False,
-            signal_var,
-            signal_val,
-            _checked("put_signal_block", signal_var, signal_val, signal_op, pe),
-        ),
-    )
-
-
-@_transfer_and_signal
+@called_by_a_thread(_signalling)
 def put_signal_nbi(
     dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int
 ) -> None:
     """`put_signal` that returns at once: `src` must stay as it is until `quiet`. One thread."""
-    current_thread("put_signal_nbi").put(
-        dst,
-        src,
-        pe,
-        True,
-        signal_var,
-        signal_val,
-        _checked("put_signal_nbi", signal_var, signal_val, signal_op, pe),
-    )
 
 
-@_transfer_and_signal
-def put_signal_nbi_warp(
-    dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int
-) -> None:
-    """`put_signal_nbi` by all threads of a warp."""
-    _together(
-        group_thread("warp", "put_signal_nbi_warp", dst, src, signal_var, signal_val, signal_op, pe),
-        "warp",
-        lambda thread: thread.put(
-            dst,
-            src,
-            pe,
-            True,
-            signal_var,
-            signal_val,
-            _checked("put_signal_nbi_warp", signal_var, signal_val, signal_op, pe),
-        ),
-    )
-
-
-@_transfer_and_signal
-def put_signal_nbi_block(
-    dst: Array, src: Array, signal_var: Array, signal_val: int, signal_op: int, pe: int
-) -> None:
-    """`put_signal_nbi` by all threads of a block."""
-    _together(
-        group_thread("block", "put_signal_nbi_block", dst, src, signal_var, signal_val, signal_op, pe),
-        "block",
-        lambda thread: thread.put(
-            dst,
-            src,
-            pe,
-            True,
-            signal_var,
-            signal_val,
-            _checked("put_signal_nbi_block", signal_var, signal_val, signal_op, pe),
-        ),
-    )
+put_signal_nbi_warp = called_by("warp", put_signal_nbi)
+"""`put_signal_nbi` by all threads of a warp."""
+put_signal_nbi_block = called_by("block", put_signal_nbi)
+"""`put_signal_nbi` by all threads of a block."""
 
 
 # ---- ordering
@@ -433,11 +280,7 @@ def fence() -> None:
 @gpu(fence)
 def _():
     call = nvshmem("fence")
-
-    def impl():
-        call()
-
-    return impl
+    return lambda: call()
 
 
 def quiet() -> None:
@@ -449,8 +292,4 @@ def quiet() -> None:
 @gpu(quiet)
 def _():
     call = nvshmem("quiet")
-
-    def impl():
-        call()
-
-    return impl
+    return lambda: call()

@@ -248,11 +248,7 @@ def _(value, token):
     check_integer("consume_token", token=token)
     if not isinstance(value, (types.Array, types.Integer)):
         raise TypingError(f"consume_token(): value is {described(value)}; it must be an array or an integer")
-
-    def impl(value, token):
-        return _zero_from(token)
-
-    return impl
+    return lambda value, token: _zero_from(token)
 
 
 # ---- notify
@@ -441,7 +437,4 @@ def signal_wait(signal_var: Array, signal_op: int, signal_val: int) -> int:
 
 @gpu(signal_wait)
 def _(signal_var, signal_op, signal_val):
-    def impl(signal_var, signal_op, signal_val):
-        return signal_wait_until(signal_var, signal_op, signal_val)
-
-    return impl
+    return lambda signal_var, signal_op, signal_val: signal_wait_until(signal_var, signal_op, signal_val)

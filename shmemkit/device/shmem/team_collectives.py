@@ -28,6 +28,7 @@ from shmemkit.typing import Array, TeamOp
 
 from ..argument_checks import check_array, check_contiguous, check_integer, described, literal_choice
 from ..emulator import current_thread, group_thread, multicast_memory
+from .groups import ENTER, called_by, called_by_a_thread
 from .nvshmem_functions import nvshmem, to_team
 
 __all__ = [
@@ -57,16 +58,19 @@ _INTEGER_OPS = get_args(TeamOp)
 _FLOATS = (types.float16, types.float32, types.float64)
 
 
-def _copying(primitive):
-    """Decorator: NVSHMEM's function of the same name is the GPU implementation of ``primitive(team, dst,
-    src)``.
+_CALLERS = "all threads of one {} per rank"
 
-    Elements move as unsigned integers of their size, so that every dtype has a function.
-    """
-    name = primitive.__name__
 
-    @gpu(primitive)
-    def _(team, dst_array, src_array):
+def _copying(kind, name, group):
+    """The family of ``fcollect(team, dst, src)``. On the GPU it is NVSHMEM's function of that name. Elements
+    move as unsigned integers of their size, so that every dtype has a function."""
+    enter = ENTER[group]
+
+    def collective(team, dst_array, src_array):
+        thread = enter(group, name, team, dst_array, src_array)
+        thread.collective(kind, team, dst_array, src_array, group)
+
+    def on_gpu(team, dst_array, src_array):
         check_contiguous(name, dst_array=dst_array, src_array=src_array)
         check_integer(name, team=team)
         call = nvshmem(name)
@@ -77,15 +81,18 @@ def _copying(primitive):
 
         return impl
 
-    return primitive
+    return collective, on_gpu
 
 
-def _rooted(primitive):
-    """Decorator: the same for ``primitive(team, dst, src, root=0)``."""
-    name = primitive.__name__
+def _rooted(kind, name, group):
+    """Likewise that of ``broadcast(team, dst, src, root=0)``."""
+    enter = ENTER[group]
 
-    @gpu(primitive)
-    def _(team, dst_array, src_array, root=0):
+    def collective(team, dst_array, src_array, root=0):
+        thread = enter(group, name, team, dst_array, src_array, root)
+        thread.collective(kind, team, dst_array, src_array, group, root=root)
+
+    def on_gpu(team, dst_array, src_array, root=0):
         check_contiguous(name, dst_array=dst_array, src_array=src_array)
         check_integer(name, team=team)
         call = nvshmem(name)
@@ -96,15 +103,18 @@ def _rooted(primitive):
 
         return impl
 
-    return primitive
+    return collective, on_gpu
 
 
-def _reducing(primitive):
-    """Decorator: the same for ``primitive(team, dst, src, op)``."""
-    name = primitive.__name__
+def _reducing(kind, name, group):
+    """Likewise that of ``reduce(team, dst, src, op)``."""
+    enter = ENTER[group]
 
-    @gpu(primitive)
-    def _(team, dst_array, src_array, op):
+    def collective(team, dst_array, src_array, op):
+        thread = enter(group, name, team, dst_array, src_array, op)
+        thread.collective(kind, team, dst_array, src_array, group, op=op)
+
+    def on_gpu(team, dst_array, src_array, op):
         check_contiguous(name, dst_array=dst_array, src_array=src_array)
         check_integer(name, team=team)
         dtype = dst_array.dtype
@@ -113,24 +123,19 @@ def _reducing(primitive):
                 f"{name}(): dst_array is {described(dst_array)}; it must be of integers, float16, float32 or "
                 "float64"
             )
-        operation = literal_choice(
-            name, "op", op, _INTEGER_OPS if isinstance(dtype, types.Integer) else _FLOAT_OPS
-        )
+        ops = _INTEGER_OPS if isinstance(dtype, types.Integer) else _FLOAT_OPS
+        operation = literal_choice(name, "op", op, ops)
         call = nvshmem(name)
         team_of = to_team()
+        return lambda team, dst_array, src_array, op: call(team_of(team), dst_array, src_array, operation)
 
-        def impl(team, dst_array, src_array, op):
-            call(team_of(team), dst_array, src_array, operation)
-
-        return impl
-
-    return primitive
+    return collective, on_gpu
 
 
 # ---- broadcast
 
 
-@_rooted
+@called_by_a_thread(_rooted, _CALLERS)
 def broadcast(team: int, dst_array: Array, src_array: Array, root: int = 0) -> None:
     """Copy `src_array` of the team's rank number `root` to `dst_array` of all its ranks.
 
@@ -141,29 +146,18 @@ def broadcast(team: int, dst_array: Array, src_array: Array, root: int = 0) -> N
     One thread per rank. The root may write all `dst_array`s as soon as it has entered. What ranks read there
     before must come before that: `sync` between them.
     """
-    current_thread("broadcast").collective("broadcast", team, dst_array, src_array, "thread", root=root)
 
 
-@_rooted
-def broadcast_warp(team: int, dst_array: Array, src_array: Array, root: int = 0) -> None:
-    """`broadcast` by all threads of one warp per rank."""
-    group_thread("warp", "broadcast_warp", team, dst_array, src_array, root).collective(
-        "broadcast", team, dst_array, src_array, "warp", root=root
-    )
-
-
-@_rooted
-def broadcast_block(team: int, dst_array: Array, src_array: Array, root: int = 0) -> None:
-    """`broadcast` by all threads of one block per rank."""
-    group_thread("block", "broadcast_block", team, dst_array, src_array, root).collective(
-        "broadcast", team, dst_array, src_array, "block", root=root
-    )
+broadcast_warp = called_by("warp", broadcast)
+"""`broadcast` by all threads of one warp per rank."""
+broadcast_block = called_by("block", broadcast)
+"""`broadcast` by all threads of one block per rank."""
 
 
 # ---- fcollect
 
 
-@_copying
+@called_by_a_thread(_copying, _CALLERS)
 def fcollect(team: int, dst_array: Array, src_array: Array) -> None:
     """Gather: `src_array` of the team's rank number k becomes part k of every rank's `dst_array`.
 
@@ -173,29 +167,18 @@ def fcollect(team: int, dst_array: Array, src_array: Array) -> None:
 
     One thread per rank.
     """
-    current_thread("fcollect").collective("fcollect", team, dst_array, src_array, "thread")
 
 
-@_copying
-def fcollect_warp(team: int, dst_array: Array, src_array: Array) -> None:
-    """`fcollect` by all threads of one warp per rank."""
-    group_thread("warp", "fcollect_warp", team, dst_array, src_array).collective(
-        "fcollect", team, dst_array, src_array, "warp"
-    )
-
-
-@_copying
-def fcollect_block(team: int, dst_array: Array, src_array: Array) -> None:
-    """`fcollect` by all threads of one block per rank."""
-    group_thread("block", "fcollect_block", team, dst_array, src_array).collective(
-        "fcollect", team, dst_array, src_array, "block"
-    )
+fcollect_warp = called_by("warp", fcollect)
+"""`fcollect` by all threads of one warp per rank."""
+fcollect_block = called_by("block", fcollect)
+"""`fcollect` by all threads of one block per rank."""
 
 
 # ---- alltoall
 
 
-@_copying
+@called_by_a_thread(_copying, _CALLERS)
 def alltoall(team: int, dst_array: Array, src_array: Array) -> None:
     """Part k of `src_array` goes to rank number k of the team, into this rank's part of its `dst_array`.
 
@@ -204,35 +187,19 @@ def alltoall(team: int, dst_array: Array, src_array: Array) -> None:
 
     One thread per rank.
     """
-    current_thread("alltoall").collective("alltoall", team, dst_array, src_array, "thread")
 
 
-@_copying
-def alltoall_warp(team: int, dst_array: Array, src_array: Array) -> None:
-    """`alltoall` by all threads of one warp per rank."""
-    group_thread("warp", "alltoall_warp", team, dst_array, src_array).collective(
-        "alltoall", team, dst_array, src_array, "warp"
-    )
-
-
-@_copying
-def alltoall_block(team: int, dst_array: Array, src_array: Array) -> None:
-    """`alltoall` by all threads of one block per rank."""
-    group_thread("block", "alltoall_block", team, dst_array, src_array).collective(
-        "alltoall", team, dst_array, src_array, "block"
-    )
+alltoall_warp = called_by("warp", alltoall)
+"""`alltoall` by all threads of one warp per rank."""
+alltoall_block = called_by("block", alltoall)
+"""`alltoall` by all threads of one block per rank."""
 
 
 # ---- reduce
 
 
-@_reducing
-def reduce(
-    team: int,
-    dst_array: Array,
-    src_array: Array,
-    op: TeamOp,
-) -> None:
+@called_by_a_thread(_reducing, _CALLERS)
+def reduce(team: int, dst_array: Array, src_array: Array, op: TeamOp) -> None:
     """Combine the team's `src_array`s element by element, into every rank's `dst_array`.
 
     team                   Teams.TEAM_WORLD, ...
@@ -241,45 +208,19 @@ def reduce(
 
     One thread per rank.
     """
-    current_thread("reduce").collective("reduce", team, dst_array, src_array, "thread", op=op)
 
 
-@_reducing
-def reduce_warp(
-    team: int,
-    dst_array: Array,
-    src_array: Array,
-    op: TeamOp,
-) -> None:
-    """`reduce` by all threads of one warp per rank."""
-    group_thread("warp", "reduce_warp", team, dst_array, src_array, op).collective(
-        "reduce", team, dst_array, src_array, "warp", op=op
-    )
-
-
-@_reducing
-def reduce_block(
-    team: int,
-    dst_array: Array,
-    src_array: Array,
-    op: TeamOp,
-) -> None:
-    """`reduce` by all threads of one block per rank."""
-    group_thread("block", "reduce_block", team, dst_array, src_array, op).collective(
-        "reduce", team, dst_array, src_array, "block", op=op
-    )
+reduce_warp = called_by("warp", reduce)
+"""`reduce` by all threads of one warp per rank."""
+reduce_block = called_by("block", reduce)
+"""`reduce` by all threads of one block per rank."""
 
 
 # ---- reducescatter
 
 
-@_reducing
-def reducescatter(
-    team: int,
-    dst_array: Array,
-    src_array: Array,
-    op: TeamOp,
-) -> None:
+@called_by_a_thread(_reducing, _CALLERS)
+def reducescatter(team: int, dst_array: Array, src_array: Array, op: TeamOp) -> None:
     """Combine the team's `src_array`s element by element; part k goes to `dst_array` of rank number k.
 
     team                   Teams.TEAM_WORLD, ...
@@ -289,33 +230,12 @@ def reducescatter(
 
     One thread per rank.
     """
-    current_thread("reducescatter").collective("reducescatter", team, dst_array, src_array, "thread", op=op)
 
 
-@_reducing
-def reducescatter_warp(
-    team: int,
-    dst_array: Array,
-    src_array: Array,
-    op: TeamOp,
-) -> None:
-    """`reducescatter` by all threads of one warp per rank."""
-    group_thread("warp", "reducescatter_warp", team, dst_array, src_array, op).collective(
-        "reducescatter", team, dst_array, src_array, "warp", op=op
-    )
-
-
-@_reducing
-def reducescatter_block(
-    team: int,
-    dst_array: Array,
-    src_array: Array,
-    op: TeamOp,
-) -> None:
-    """`reducescatter` by all threads of one block per rank."""
-    group_thread("block", "reducescatter_block", team, dst_array, src_array, op).collective(
-        "reducescatter", team, dst_array, src_array, "block", op=op
-    )
+reducescatter_warp = called_by("warp", reducescatter)
+"""`reducescatter` by all threads of one warp per rank."""
+reducescatter_block = called_by("block", reducescatter)
+"""`reducescatter` by all threads of one block per rank."""
 
 
 # ---- multicast and shared memory
@@ -363,11 +283,7 @@ def ask_smem(flag: int) -> int:
 def _(flag):
     check_integer("ask_smem", flag=flag)
     call = nvshmem("ask_smem")
-
-    def impl(flag):
-        return call(types.int64(flag))
-
-    return impl
+    return lambda flag: call(types.int64(flag))
 
 
 def give_smem(smem: Array) -> None:
@@ -381,11 +297,7 @@ def give_smem(smem: Array) -> None:
 def _(smem):
     check_contiguous("give_smem", smem=smem)
     call = nvshmem("give_smem")
-
-    def impl(smem):
-        call(smem)
-
-    return impl
+    return lambda smem: call(smem)
 
 
 def release_smem() -> None:
@@ -396,8 +308,4 @@ def release_smem() -> None:
 @gpu(release_smem)
 def _():
     call = nvshmem("release_smem")
-
-    def impl():
-        call()
-
-    return impl
+    return lambda: call()
