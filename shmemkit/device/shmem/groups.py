@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from shmemkit.compiler.ptx import gpu
 
 from ..emulator import current_thread, group_thread
 
-P, R = ParamSpec("P"), TypeVar("R")
+F = TypeVar("F", bound=Callable)
 
 _families = {}  # primitive of one thread -> its family, and who calls its other forms
 
@@ -35,7 +35,7 @@ ENTER = {"thread": _alone, "warp": group_thread, "block": group_thread}
 """Who calls -> ``enter(group, name, *arguments)``, the emulated thread. The form itself must call it."""
 
 
-def called_by_a_thread(family, callers="all threads of a {}") -> Callable[[Callable[P, R]], Callable[P, R]]:
+def called_by_a_thread(family, callers="all threads of a {}") -> Callable[[F], F]:
     """Decorator: make the declared primitive. `callers`: those of its other forms."""
 
     def make(declared):
@@ -46,14 +46,14 @@ def called_by_a_thread(family, callers="all threads of a {}") -> Callable[[Calla
     return make
 
 
-def called_by(group, primitive: Callable[P, R]) -> Callable[P, R]:
+def called_by(group, primitive: F) -> F:
     """-> the form of a primitive that all threads of a `group`, "warp" or "block", call."""
     (family, callers), kind = _families[primitive], primitive.__name__
     doc = f"`{kind}` by {callers.format(group)}."
     return _form(primitive, family, f"{kind}_{group}", group, doc)
 
 
-def _form(declared, family, name, group, doc):
+def _form(declared, family, name, group, doc) -> Any:
     emulated, typing_function = family(declared.__name__, name, group)
     form = functools.wraps(declared)(emulated)
     form.__name__ = form.__qualname__ = name
