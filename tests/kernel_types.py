@@ -8,6 +8,7 @@ nothing. So a module only names its kernels, and how arrays differ from what was
     GPU_KERNELS = {
         "barrier": barrier_kernel,
         "ring[uint8]": (ring_kernel("sum", "float16"), {"x out": "uint8"}),  # dtypes of arrays, or types
+        "float32": (kernel_of("float32"), {"operands.3": "float32"}),        # of element 3 of a tuple
         "multimem": (multimem_kernel, {}, (9, 0)),                           # the oldest GPU that has it
         "read_clock": (read_clock, (types.uint64[::1],)),                    # no operation binds it
     }
@@ -48,8 +49,11 @@ def types_of(kernel, given):
         kinds = dict(zip(_parameters(kernel), _parsed(line), strict=True))
         for names, kind in given.items():
             for each in names.split():
-                is_dtype = isinstance(kind, str)
-                kinds[each] = kinds[each].copy(dtype=getattr(types, kind)) if is_dtype else kind
+                each, _, at = each.partition(".")
+                if isinstance(kind, str):
+                    kinds[each] = _of_dtype(kinds[each], getattr(types, kind), at)
+                else:
+                    kinds[each] = kind
         replaced.add(tuple(kinds.values()))
     if len(replaced) != 1:
         raise ValueError(
@@ -57,6 +61,13 @@ def types_of(kernel, given):
             f"differ, or record it again by python tests/{Path(__file__).name}: {sorted(map(str, replaced))}"
         )
     return replaced.pop()
+
+
+def _of_dtype(kind, dtype, at):
+    """An array's type with another dtype; of a tuple, that of element number `at`."""
+    if not at:
+        return kind.copy(dtype=dtype)
+    return types.Tuple([k.copy(dtype=dtype) if i == int(at) else k for i, k in enumerate(kind)])
 
 
 def name_of(kernel):

@@ -206,9 +206,9 @@ def scaled_kernel(tile, kinds, order=None):
     gemm = gemm_body(tile, kinds, ordered(order), accumulation=two_levels(tile, as_in_out, all_of_them))
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
-    def scaled_gemm_sm90(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, scales):
+    def scaled_gemm_sm90(operands, size, split, scales):
         """As of ``gemm_kernel``; scales: as of ``scale_arguments``."""
-        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, scales)
+        gemm(operands, size, split, scales)
 
     return scaled_gemm_sm90
 

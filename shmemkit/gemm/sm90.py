@@ -641,7 +641,10 @@ def gemm_body(
         bulk_wait_group(0)
 
     @inline
-    def gemm(map_a, map_b, map_out, bias, size_m, size_n, size_k, splits, partials, arrivals, extra):
+    def gemm(operands, size, split, extra):
+        map_a, map_b, map_out, bias = operands
+        size_m, size_n, size_k = size
+        splits, partials, arrivals = split
         memory = cuda.shared.array(0, types.uint8, 16)  # no more: see `padding`
         memory = span(memory, padding(memory, ALIGNMENT), n_bytes)
         full = cuda.shared.array(stages, types.uint64)
@@ -693,20 +696,19 @@ def gemm_kernel(tile, kinds, order=None):
     gemm = gemm_body(tile, kinds, ordered(order))
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
-    def gemm_sm90(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals):
+    def gemm_sm90(operands, size, split):
         """out = activation(A B + bias), M by N.
 
-        map_a, map_b, map_out  tensor maps, uint64 (16,); their boxes are those of ``maps``
-        bias                   1-D, N elements, as uint16 or float32 (see ``element``); any array if there is
-                               none
-        m, n, k                sizes, each at least 1
-        splits                 parts of K, 1 unless the tile's `split` is set; at most the slabs of K
-        partials               float32, ``partial_elements(tile, m, n, splits)`` if splits > 1
-        arrivals               int32 zeros, ``arrival_elements(tile, m, n)`` if splits > 1; they are zeros
-                               again at the end
-        grid                   any number of blocks; block: tile.threads; shared: ``shared_bytes``
+        operands  map_a, map_b, map_out: tensor maps, uint64 (16,); their boxes are those of ``maps``
+                  bias: 1-D, N elements, as uint16 or float32 (see ``element``); any array if there is none
+        size      m, n, k: each at least 1
+        split     splits: parts of K, 1 unless the tile's `split` is set; at most the slabs of K
+                  partials: float32, ``partial_elements(tile, m, n, splits)`` if splits > 1
+                  arrivals: int32 zeros, ``arrival_elements(tile, m, n)`` if splits > 1; they are zeros again
+                  at the end
+        grid      any number of blocks; block: tile.threads; shared: ``shared_bytes``
         """
-        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, ())
+        gemm(operands, size, split, ())
 
     return gemm_sm90
 
@@ -731,7 +733,8 @@ def partial_elements(tile, m, n, splits):
 
 def table_entry(kernel, kinds, **others):
     """-> what GPU_KERNELS has of a kernel of a product like `kinds`; `others` besides its bias"""
-    return kernel, {"bias": "uint16" if kinds.bias_dtype in ("bfloat16", "float16") else "float32", **others}
+    bias = "uint16" if kinds.bias_dtype in ("bfloat16", "float16") else "float32"
+    return kernel, {"operands.3": bias, **others}
 
 
 def _listed(tile, *kinds):

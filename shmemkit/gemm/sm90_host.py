@@ -194,7 +194,7 @@ def bind_gemm(
         kernel_of(tile, kinds),
         min(n_tiles * splits, sms) + beside,
         tile.threads,
-        (*maps, bias, m, n, k, splits, partials, arrivals, *more),
+        ((*maps, bias), (m, n, k), (splits, partials, arrivals), *more),
         shared=shared_bytes(tile, kinds),
         co_resident=co_resident,
         group=group,

@@ -54,38 +54,14 @@ def ag_grouped_kernel(tile, kinds, others):
     tile_m, tile_n = tile.m, tile.n
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
-    def ag_grouped_gemm(
-        map_a,
-        map_b,
-        map_out,
-        bias,
-        m,
-        n,
-        k,
-        splits,
-        partials,
-        arrivals,
-        pairs,
-        tiles,
-        sizes,
-        x,
-        rows_of_x,
-        gathered,
-        topk,
-        arrived,
-        me,
-        n_ranks,
-        out,
-        pitch,
-    ):
+    def ag_grouped_gemm(operands, size, split, index, rows):
         """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a
-        and map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; all else as of ``Rows``"""
+        and map_out are not used. index: `pairs`, `tiles`, `sizes` of an ExpertIndex; rows: as of ``Rows``,
+        from `x` to `pitch`"""
+        (pairs, tiles, sizes), (_, n, k) = index, size
         n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
-        extra = Rows(
-            *(pairs, tiles, n_m, n_n, n, k, x, rows_of_x, gathered, topk, arrived, me, n_ranks, out, pitch),
-            (),
-        )
-        gemm(map_a, map_b, map_out, bias, n_m * tile_m, n, k, 1, partials, arrivals, extra)
+        extra = Rows(*(pairs, tiles, n_m, n_n, n, k, *rows, ()))  # pyright: ignore[reportCallIssue]
+        gemm(operands, (n_m * tile_m, n, k), split, extra)
 
     return ag_grouped_gemm
 
@@ -216,9 +192,19 @@ class AllGatherGroupedGemm(ExpertLayer):
         product = bind_gemm(
             functools.partial(_kernel, n_ranks > 1),
             *(Problem(x, matrix.T, out, None, None), Choice(tile, 1), gpu.multiprocessors),
-            *(index.pairs, index.tiles, index.sizes, _flat(x), (me * m, (me + 1) * m), _flat(whole)),
-            *(index.topk, self._ahead.arrived, me, n_ranks),
-            *(out.reshape(-1).view("uint8"), n * out.itemsize),
+            (index.pairs, index.tiles, index.sizes),
+            (
+                *(
+                    _flat(x),
+                    (me * m, (me + 1) * m),
+                    _flat(whole),
+                    index.topk,
+                    self._ahead.arrived,
+                    me,
+                    n_ranks,
+                ),
+                *(out.reshape(-1).view("uint8"), n * out.itemsize),
+            ),
             m=index.max_tiles * tile.m,
             n=n,
             k=k,

@@ -118,35 +118,17 @@ def grouped_rs_kernel(tile, kinds):
     tile_m, tile_n, warps = tile.m, tile.n, tile.warps
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
-    def grouped_gemm_rs(
-        map_a,
-        map_b,
-        map_out,
-        bias,
-        m,
-        n,
-        k,
-        splits,
-        partials,
-        arrivals,
-        pairs,
-        tiles,
-        sizes,
-        x,
-        n_pairs,
-        given,
-        epochs,
-        senders,
-        until,
-    ):
+    def grouped_gemm_rs(operands, size, split, index, x, n_pairs, given, epochs, senders, until):
         """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a
-        and map_out are not used. `pairs`, `tiles`, `sizes`: of an ExpertIndex; x, n_pairs: as of ``Rows``
+        and map_out are not used. index: `pairs`, `tiles`, `sizes` of an ExpertIndex; x, n_pairs: as of
+        ``Rows``
 
         given            Sums, up to the epoch
         epochs           int64 (1,), local
         senders, until   the first blocks, which do the steps up to that one
         grid             all blocks must be resident
         """
+        (pairs, tiles, sizes), (_, n, k) = index, size
         n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
         sums = Sums(*(*given, epochs[0] + 1, n_m * warps))  # pyright: ignore[reportCallIssue]
         if cuda.blockIdx.x < senders:
@@ -156,7 +138,7 @@ def grouped_rs_kernel(tile, kinds):
                 *(pairs, tiles, n_m, n_n, n, k, x, (0, n_pairs), x, 1, sums.sent, sums.me, sums.n_ranks),
                 *(sums.y, 2 * n, (senders, sums.y_full, sums.columns)),
             )
-            gemm(map_a, map_b, map_out, bias, n_m * tile_m, n, k, 1, partials, arrivals, extra)
+            gemm(operands, (n_m * tile_m, n, k), split, extra)
 
     return grouped_gemm_rs
 
@@ -259,8 +241,8 @@ class Fused(Method):
         product = bind_gemm(
             grouped_rs_kernel,
             *(Problem(x, matrix.T, y.reshape(n_pairs, n), None, None), Choice(tile, 1), sms - senders),
-            *(index.pairs, index.tiles, index.sizes, x.reshape(-1).view("uint16"), n_pairs),
-            *(given, self.epochs, senders, until),
+            (index.pairs, index.tiles, index.sizes),
+            *(x.reshape(-1).view("uint16"), n_pairs, given, self.epochs, senders, until),
             m=index.max_tiles * tile.m,
             n=n,
             k=k,

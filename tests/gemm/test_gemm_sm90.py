@@ -175,12 +175,12 @@ chained_gemm = sm90.gemm_body(*CHAINED, columns_first, rows_are_there, rows_are_
 
 
 @cuda.jit(launch_bounds=(CHAINED[0].threads, 1))
-def chained_kernel(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, ready, done):
+def chained_kernel(operands, size, split, ready, done):
     """Another block says that the rows are there."""
     if cuda.blockIdx.x + 1 == cuda.gridDim.x:
         if cuda.threadIdx.x < ready.size:
             st_release(ready, cuda.threadIdx.x, 1, "gpu")
-    chained_gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, (ready, done))
+    chained_gemm(operands, size, split, (ready, done))
 
 
 @pytest.mark.slow

@@ -225,50 +225,24 @@ def push_kernel(tile, kinds, by_columns):
     gemm = gemm_body(tile, kinds, mine_first(tile.group), a_at=mine_from_x, blocks=workers, **hooks)
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
-    def ag_gemm_push(
-        map_a,
-        map_b,
-        map_out,
-        bias,
-        m,
-        n,
-        k,
-        splits,
-        partials,
-        arrivals,
-        map_x,
-        from_x,
-        x,
-        rows,
-        me,
-        n_ranks,
-        and_mine,
-        senders,
-        ends,
-        slabs,
-        together,
-        parts,
-        staged,
-        room,
-        arrived,
-        offsets,
-        epochs,
-        done,
-    ):
+    def ag_gemm_push(operands, size, split, own, me, n_ranks, plan, inbox, epochs, done):
         """As of ``gemm_kernel``, of an A that this launch gathers, or one before it of the same call, and
 
         map_a    two tensor maps, of A in each buffer of staged
+        own      map_x, from_x, x, rows:
         map_x    the tensor map of x; its box is that of map_a
         from_x   int64 (begin, end): this rank's rows of A, if they are read from x; (0, 0) if not
         x        uint8, this rank's rows one after another, at a multiple of 16 bytes
         rows     of each of n_ranks ranks; each of a multiple of 16 bytes
         me       this rank
+        plan     and_mine, senders, ends, slabs, together, parts:
         and_mine 1 if its own rows are stored to staged here, too; else 0
         senders  blocks that send, of SENDERS; 0: the rows have been sent
         ends     whether it is the last launch of the call
         slabs    by columns: of a part, which begins with slab i * slabs: there are up to PARTS
         together by columns: whether all tiles wait for those of all ranks
         parts    by rows: of a rank's, of as many rows each; divides PARTS
+        inbox    staged, room, arrived, offsets:
         staged   uint8 (2 * room,), symmetric
         room     bytes of a buffer
         arrived  uint64 (n_ranks * PARTS,), symmetric, zeros at first
@@ -276,6 +250,9 @@ def push_kernel(tile, kinds, by_columns):
         epochs    int64 (1,), zero at first; done: int32 (1,)
         grid     as of ``gemm_kernel``, and the senders; all blocks must be resident
         """
+        map_x, from_x, x, rows = own
+        and_mine, senders, ends, slabs, together, parts = plan
+        staged, room, arrived, offsets = inbox
         come, sent = cuda.shared.array(1, types.int64), cuda.shared.array(PARTS, types.uint64)
         epoch = epochs[0] + 1
         buffer = epoch & 1
@@ -292,8 +269,9 @@ def push_kernel(tile, kinds, by_columns):
         elif from_x[1]:
             begin = me - 1 if me > 0 else n_ranks - 1
         if cuda.blockIdx.x < senders:
+            row_bytes = 2 * size[2]
             to = Sending(
-                *(x, rows, 2 * k, staged, buffer * room + me * rows * 2 * k, arrived, offsets),
+                *(x, rows, row_bytes, staged, buffer * room + me * rows * row_bytes, arrived, offsets),
                 *(me, n_ranks, and_mine, begin, senders),
             )
             if by_columns:
@@ -306,11 +284,11 @@ def push_kernel(tile, kinds, by_columns):
                 come[0] = parts if from_x[1] else 0
             parts = 1 if by_columns else parts  # a constant, which takes no register
             coming = Coming(
-                *(arrived, quotient(PARTS, parts), m, quotient(rows, parts), me * parts, slabs),
+                *(arrived, quotient(PARTS, parts), size[0], quotient(rows, parts), me * parts, slabs),
                 *(n_ranks * parts, map_x, from_x, come, SHARES * epoch, together != 0, senders),
             )
-            map_buffer = span(map_a, 16 * buffer, 16)
-            gemm(map_buffer, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
+            map_buffer = span(operands[0], 16 * buffer, 16)
+            gemm((map_buffer, *operands[1:]), size, split, coming)
 
     return ag_gemm_push
 
@@ -386,7 +364,7 @@ class Push(Method):
         me, n_ranks = world.rank, world.n_ranks
         plan = plan_of(rows, k, n, n_ranks, self.multiprocessors, self.options)
         tile, reads_x = plan.choice.tile, rows % plan.choice.tile.m == 0
-        senders = plan.senders if first else 0
+        senders, from_x = plan.senders if first else 0, (me * rows, (me + 1) * rows) if reads_x else (0, 0)
         buffers = [
             self.staged[buffer * self.room :][: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * rows, k)
             for buffer in range(2)
@@ -394,10 +372,11 @@ class Push(Method):
         return bind_gemm(
             lambda tile, kinds: push_kernel(tile, kinds, plan.by_columns),
             *(problem._replace(a=buffers[0], b=b, out=out), plan.choice, self.multiprocessors - senders),
-            *(map_of_operand(x, tile.m), (me * rows, (me + 1) * rows) if reads_x else (0, 0)),
-            *(x.reshape(-1).view("uint8"), rows, me, n_ranks, int(keep or not reads_x)),
-            *(senders, int(last), plan.slabs, int(plan.together), plan.parts),
-            *(self.staged, self.room, self.arrived, self.offsets, self.epochs, self.done),
+            (map_of_operand(x, tile.m), from_x, x.reshape(-1).view("uint8"), rows),
+            *(me, n_ranks),
+            (int(keep or not reads_x), senders, int(last), plan.slabs, int(plan.together), plan.parts),
+            (self.staged, self.room, self.arrived, self.offsets),
+            *(self.epochs, self.done),
             sources=buffers,
             beside=senders,
             co_resident=True,

@@ -125,26 +125,7 @@ def ag_gemm_kernel(tile, kinds, by_columns=False):
     gemm = gemm_body(tile, kinds, mine_first(tile.group), a_at=mine_from_x, **hooks)
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
-    def ag_gemm_sm90(
-        map_a,
-        map_b,
-        map_out,
-        bias,
-        m,
-        n,
-        k,
-        splits,
-        partials,
-        arrivals,
-        map_x,
-        arrived,
-        signals,
-        rows,
-        me,
-        slabs,
-        n_ranks,
-        from_x,
-    ):
+    def ag_gemm_sm90(operands, size, split, map_x, arrived, signals, rows, me, slabs, n_ranks, from_x):
         """As of ``gemm_kernel``, of an A whose rows, or columns, come meanwhile, and
 
         map_x     the tensor map of the own rows; its box is that of map_a
@@ -161,8 +142,8 @@ def ag_gemm_kernel(tile, kinds, by_columns=False):
         if cuda.threadIdx.x == 0:  # the loader
             come[0] = 1  # the own one
             tensormap_acquire(map_x)
-        coming = Coming(arrived, signals, m, rows, me, slabs, n_ranks, map_x, from_x, come, 1, False, 0)
-        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, coming)
+        coming = Coming(arrived, signals, size[0], rows, me, slabs, n_ranks, map_x, from_x, come, 1, False, 0)
+        gemm(operands, size, split, coming)
 
     return ag_gemm_sm90
 

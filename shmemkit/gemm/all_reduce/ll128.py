@@ -292,24 +292,7 @@ def ll128_kernel(tile, kinds, part_dtype, n_ranks, shots):
     gemm, begin = gemm_body(tile, kinds, order, exchange=exchange), beginning(n_ranks, shots)
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
-    def gemm_ll128(
-        map_a,
-        map_b,
-        map_out,
-        bias,
-        m,
-        n,
-        k,
-        splits,
-        partials,
-        arrivals,
-        out,
-        width,
-        slots,
-        room,
-        epochs,
-        done,
-    ):
+    def gemm_ll128(operands, size, split, out, width, slots, room, epochs, done):
         """As of ``gemm_kernel``, without a bias, and
 
         out     uint64, or uint32 where it has half the bytes of part_dtype, (m * width,)
@@ -319,8 +302,8 @@ def ll128_kernel(tile, kinds, part_dtype, n_ranks, shots):
         epochs  int64 (1,), zero at first; done: int32 (1,)
         """
         epoch = epochs[0] + 1
-        given = begin(slots, room, epoch, m, out, width)
-        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
+        given = begin(slots, room, epoch, size[0], out, width)
+        gemm(operands, size, split, given)
         if cuda.threadIdx.x == 0:
             cuda.threadfence()
             if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter

@@ -147,36 +147,21 @@ def grouped_kernel(tile, kinds):
     )
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
-    def grouped_gemm_sm90(
-        map_a,
-        map_b,
-        map_out,
-        bias,
-        m,
-        n,
-        k,
-        splits,
-        partials,
-        arrivals,
-        counts,
-        bias_step,
-        out,
-        pitch,
-        report,
-        scales,
-    ):
-        """map_a to arrivals  as of ``gemm_kernel``, where m is the number of x's rows, map_b that of w as one
-                           matrix, and K is not split
-        counts             int32: the rows of each expert
-        bias_step          elements from one expert's bias to the next one's; 0 for one of all
-        out, pitch         uint8, 1-D: from its first byte to its last; bytes from row to row
-        report             as of ``report_counts``
-        scales             as of ``scale_arguments``; () without
+    def grouped_gemm_sm90(operands, size, split, counts, bias_step, out, pitch, report, scales):
+        """As of ``gemm_kernel``, where m is the number of x's rows, map_b that of w as one matrix, and K not
+        split, and
+
+        counts      int32: the rows of each expert
+        bias_step   elements from one expert's bias to the next one's; 0 for one of all
+        out, pitch  uint8, 1-D: from its first byte to its last; bytes from row to row
+        report      as of ``report_counts``
+        scales      as of ``scale_arguments``; () without
         """
         firsts = cuda.shared.array(TABLE, types.int32)
+        m, n, k = size
         n_m = plan(counts, m, firsts, report)
         extra = (counts, firsts), (n, k, bias_step), (out, pitch), scales
-        gemm(map_a, map_b, map_out, bias, n_m * tile.m, n, k, 1, partials, arrivals, extra)
+        gemm(operands, (n_m * tile.m, n, k), split, extra)
 
     return grouped_gemm_sm90
 

@@ -419,47 +419,22 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
     warps = tile.warps
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
-    def gemm_exchange(
-        map_a,
-        map_b,
-        map_out,
-        bias,
-        m,
-        n,
-        k,
-        splits,
-        partials,
-        arrivals,
-        rows,
-        tile_rows,
-        part_tiles,
-        me,
-        staged,
-        room,
-        staged_full,
-        gathered,
-        signals,
-        offsets,
-        outbox,
-        written,
-        staged_empty,
-        chunk,
-        schedule,
-        epochs,
-        done,
-    ):
+    def gemm_exchange(operands, size, split, mine, inbox, copies, schedule, epochs, done):
         """As of ``gemm_kernel``, without a bias and with K not split, but
 
         map_out       tensor maps, one after another, of this rank's `rows` rows of out; for all-reduce, of
                       each rank's
         m             rows of all tiles: of tile_rows tiles for each rank
+        mine          rows, tile_rows, part_tiles, me:
         rows          of A, for each rank; they have part_tiles tiles, in tile_rows rows
         me            this rank, of n_ranks, from 0
+        inbox         staged, room, staged_full, gathered, signals, offsets:
         staged        uint8 (2 * (n_ranks - 1) * room,), symmetric; `copied`: half as large
         room          bytes of a rank's slot in it
         staged_full   uint64 (n_ranks * signals,), symmetric, zeros at first; gathered likewise
         signals       elements of a rank's slot in these
         offsets       as of `peer_at`, by ranks of the World
+        copies        outbox, written, staged_empty, chunk:
         outbox        `copied`: uint8 ((n_ranks - 1) * room,)
         written       `copied`: uint64 ((n_ranks - 1) * signals,), zeros at first
         staged_empty  `copied`: uint64 (n_ranks,), symmetric, ones at first
@@ -467,6 +442,9 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
         schedule      int32 (n_ranks * part_tiles,): see ``tile_order.py``
         epochs        int64 (1,), zero at first; done: int32 (1,)
         """
+        rows, tile_rows, part_tiles, me = mine
+        staged, room, staged_full, gathered, signals, offsets = inbox
+        outbox, written, staged_empty, chunk = copies
         posts = cuda.shared.array(2, types.uint64)
         if cuda.threadIdx.x == 0:
             mbarrier_init(posts, SENT, warps)
@@ -476,7 +454,7 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
             *(staged, staged_full, gathered, offsets, posts, epoch, me, rows, tile_rows, part_tiles, room),
             *(signals, outbox, written, chunk, schedule),
         )
-        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
+        gemm(operands, size, split, given)
         if copied:  # the block has read its parts
             cuda.syncwarp()
             cuda.syncthreads()

@@ -368,27 +368,7 @@ def overlap_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
     warps, begin = tile.warps, beginning(n_ranks, everywhere)
 
     @cuda.jit(launch_bounds=(tile.threads, 1))
-    def gemm_overlap(
-        map_a,
-        map_b,
-        map_out,
-        bias,
-        m,
-        n,
-        k,
-        splits,
-        partials,
-        arrivals,
-        rows,
-        tile_rows,
-        tiles,
-        out,
-        width,
-        slots,
-        room,
-        epochs,
-        done,
-    ):
+    def gemm_overlap(operands, size, split, rows, tile_rows, tiles, out, width, slots, room, epochs, done):
         """As of ``gemm_kernel``, without a bias and with K not split, but
 
         m       rows of all tiles
@@ -406,7 +386,7 @@ def overlap_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
             mbarrier_init(posts, SENT, BESIDE)  # the GEMM begins with a fence for that, and a barrier
         epoch = epochs[0] + 1
         given = begin(slots, room, epoch, posts, tiles, tile_rows, rows, out, width)
-        gemm(map_a, map_b, map_out, bias, m, n, k, splits, partials, arrivals, given)
+        gemm(operands, size, split, given)
         if cuda.threadIdx.x == 0:
             cuda.threadfence()
             if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
