@@ -8,27 +8,31 @@ import functools
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 from shmemkit.device import reduction
+from shmemkit.device.cuda.word_reductions import OPS
 from shmemkit.operations.operation import Given, WithOutputs, nothing
 from shmemkit.runtime.world import OutOfReach, World
 from shmemkit.support.arrays import converted, new_output
 from shmemkit.support.settings import integer, one_of
 from shmemkit.support.sizes import size_text
+from shmemkit.typing import Op
 
 from . import tuning
 
+MethodT = TypeVar("MethodT", bound=str)
 
-class Collective(WithOutputs):
-    """A subclass has
+
+class Collective(WithOutputs, Generic[MethodT]):
+    """A subclass names the type of its methods' names, and has
 
     _table    its name in the tuning table, as "all_gather"
     _METHODS  {name: (schedule, transport, settings)} of packets, as ``collectives/schedules`` have them; or a
               class like ``Method``; or (class, None, settings). It is called with the World, the bytes of the
               largest full array, what ``_options`` gives, the settings, and `sms`. And `methods`, their names
     _shape    (shape of x) -> the shape of a new output
-    _sizes    (x, out): ValueError, with what is needed, unless their sizes fit
+    _sizes    (x, out): ValueError, with what is needed, unless their sizes fit: mostly by ``_check_out``
     _in_place (x, out): the byte offset of x from out at which the two may overlap, or None if they never may.
               `_overlap` is what the error says when they overlap otherwise
 
@@ -55,7 +59,14 @@ class Collective(WithOutputs):
     _out_is_alike = False  # whether out, and not x, is of the same size on all ranks
     _one_place = True  # whether a symmetric `out` is the same part of symmetric memory on all ranks
 
-    def __init__(self, world: World, max_nbytes: int, method: str, sms: int | None = None):
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        method: MethodT | Literal["auto"] = "auto",
+        *,
+        sms: int | None = None,
+    ):
         def check():
             name = self._who
             self.method = one_of(name, "method", method, (*self._METHODS, "auto"))
@@ -173,6 +184,14 @@ class Collective(WithOutputs):
         """Whether a call writes `out` on this rank."""
         return True
 
+    def _check_out(self, x, out, size, of_which=""):
+        """ValueError unless out is of x's dtype, with `size` elements."""
+        if x.dtype != out.dtype or out.size != size:
+            raise ValueError(
+                f"{self._who}: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
+                f"{x.dtype} with {size} elements{of_which}"
+            )
+
     def _shape_of_segment(self, shape):
         """-> the shape of a rank's segment of an array of this shape"""
         n = self.world.n_ranks
@@ -219,14 +238,45 @@ class Collective(WithOutputs):
         return "\n".join(lines)
 
 
-class OfRoot(Collective):
+class Reducing(Collective[MethodT]):
+    """One that combines the arrays of all ranks."""
+
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        op: Op = "sum",
+        method: MethodT | Literal["auto"] = "auto",
+        *,
+        sms: int | None = None,
+    ):
+        self.op = op
+        super().__init__(world, max_nbytes, method, sms=sms)
+
+    def _checked_options(self):
+        one_of(self._who, "op", self.op, OPS)
+        return {"op": self.op}
+
+    def _bind_method(self, method, x, out, in_place):
+        return method.bind(*self._words(x, out), in_place, x.dtype)
+
+
+class OfRoot(Collective[MethodT]):
     """One with a root, the rank that gives or gets the whole array."""
 
     _one_place = False
 
-    def __init__(self, world: World, max_nbytes: int, root: int, method: str, sms: int | None = None):
+    def __init__(
+        self,
+        world: World,
+        max_nbytes: int,
+        root: int = 0,
+        method: MethodT | Literal["auto"] = "auto",
+        *,
+        sms: int | None = None,
+    ):
         self.root = root
-        super().__init__(world, max_nbytes, method, sms)
+        super().__init__(world, max_nbytes, method, sms=sms)
 
     def _checked_options(self):
         self.root = checked_root(type(self).__name__, self.world, self.root)
@@ -240,7 +290,7 @@ class OfRoot(Collective):
         return super().method_for(nbytes)
 
 
-class ForRoot(OfRoot):
+class ForRoot(OfRoot[MethodT]):
     """One of which the root alone gets the result."""
 
     def _to_root(self, x, out, stream):

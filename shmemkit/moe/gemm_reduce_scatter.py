@@ -46,6 +46,7 @@ from shmemkit.gemm import gpu_of
 from shmemkit.gemm.distributed import multiprocessors_of_all
 from shmemkit.gemm.epilogue import inline
 from shmemkit.gemm.grouped.sm90 import stacked
+from shmemkit.gemm.last_block import is_last_block
 from shmemkit.gemm.problem import HALVES, Problem
 from shmemkit.gemm.sm90 import ALONE, Kinds, Tile, table_entry
 from shmemkit.gemm.sm90_host import Choice, bind_gemm
@@ -160,12 +161,8 @@ def last_steps_kernel(dtype):
         if cuda.blockIdx.x == 0 and cuda.threadIdx.x < CHUNKS:
             sums.y_full[cuda.threadIdx.x] = 0  # 5
         cuda.syncthreads()
-        if cuda.threadIdx.x == 0:
-            cuda.threadfence()
-            if cuda.atomic.add(ended, 0, 1) == cuda.gridDim.x - 1:  # all have read the epoch
-                cuda.threadfence()
-                ended[0] = 0
-                epochs[0] = epoch
+        if cuda.threadIdx.x == 0 and is_last_block(ended):  # all have read the epoch
+            epochs[0] = epoch
 
     return last_steps
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
-from shmemkit.runtime.world import World
 from shmemkit.typing import AllGatherMethod, AnyStream, ArrayT
 
 from ..collective import Collective
@@ -41,7 +40,7 @@ METHODS = {
 }
 
 
-class AllGather(Collective):
+class AllGather(Collective[AllGatherMethod]):
     """Gather the arrays of all ranks on each of them. Collective.
 
     ``gather = sk.AllGather(world, max_nbytes)``, then ``gather(x)``. ``help(sk.collectives)`` has the rules
@@ -66,11 +65,6 @@ class AllGather(Collective):
     _table, _METHODS, methods = "all_gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[rank]"
 
-    def __init__(
-        self, world: World, max_nbytes: int, method: AllGatherMethod = "auto", *, sms: int | None = None
-    ):
-        super().__init__(world, max_nbytes, method, sms)
-
     def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-gather. -> out
 
@@ -89,11 +83,7 @@ class AllGather(Collective):
 
     def _sizes(self, x, out):
         n = self.world.n_ranks
-        if x.dtype != out.dtype or out.size != n * x.size:
-            raise ValueError(
-                f"AllGather: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
-                f"{x.dtype} with {n * x.size} elements, x of each of {n} ranks"
-            )
+        self._check_out(x, out, n * x.size, f", x of each of {n} ranks")
 
     def _in_place(self, x, out):
         return self.world.rank * x.nbytes

@@ -4,13 +4,10 @@ explains it.
 
 from __future__ import annotations
 
-from shmemkit.device.cuda.word_reductions import OPS
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
-from shmemkit.runtime.world import World
-from shmemkit.support.settings import one_of
-from shmemkit.typing import AllReduceMethod, AnyStream, ArrayT, Op
+from shmemkit.typing import AllReduceMethod, AnyStream, ArrayT
 
-from ..collective import Collective, check_reducible
+from ..collective import Reducing, check_reducible
 from ..schedules.exchange import Exchange
 from ..schedules.tree import DoubleTree, Ring
 from ..schedules.two_shot import TwoShot
@@ -31,7 +28,7 @@ METHODS = {
 }
 
 
-class AllReduce(Collective):
+class AllReduce(Reducing[AllReduceMethod]):
     """Combine the arrays of all ranks element by element, on each rank. Collective.
 
     ``reduce = sk.AllReduce(world, max_nbytes)``, then ``reduce(x)``. ``help(sk.collectives)`` has the rules
@@ -70,18 +67,6 @@ class AllReduce(Collective):
     _table, _METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
-    def __init__(
-        self,
-        world: World,
-        max_nbytes: int,
-        op: Op = "sum",
-        method: AllReduceMethod = "auto",
-        *,
-        sms: int | None = None,
-    ):
-        self.op = op
-        super().__init__(world, max_nbytes, method, sms)
-
     def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-reduce. -> out
 
@@ -94,23 +79,12 @@ class AllReduce(Collective):
         """
         return self._call(x, out, stream)
 
-    def _checked_options(self):
-        one_of(self._who, "op", self.op, OPS)
-        return {"op": self.op}
-
     def _shape(self, shape):
         return shape
 
     def _sizes(self, x, out):
-        if x.dtype != out.dtype or x.size != out.size:
-            raise ValueError(
-                f"AllReduce: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
-                f"{x.dtype} with {x.size} elements"
-            )
+        self._check_out(x, out, x.size)
         check_reducible("AllReduce", self.op, x.dtype)
 
     def _in_place(self, x, out):
         return 0
-
-    def _bind_method(self, method, x, out, in_place):
-        return method.bind(*self._words(x, out), in_place, x.dtype)

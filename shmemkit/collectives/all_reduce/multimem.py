@@ -137,34 +137,23 @@ def two_shot_kernel(op, dtype):
     per_vector = 16 // size
 
     @cuda.jit
-    def multimem_two_shot(
-        x,
-        out,
-        segment,
-        part,
-        scratch_all,
-        scratch,
-        inputs_full_all,
-        inputs_full,
-        results_full_all,
-        results_full,
-        epochs,
-    ):
+    def multimem_two_shot(x, out, segment, part, scratches, inputs, results, epochs):
         """Combine the `x` of all ranks in `out`; all ranks are of one node.
 
-        x, out               uint8, 1-D, of the same size; may be the same
-        segment, part        bytes of a segment, n_ranks of which are x, and of a part, gridDim.x of which are
-                             a segment: multiples of 16
-        scratch              uint8 (n_ranks, parts at most, bytes of a part at most), symmetric; the last is a
-                             multiple of 16
-        scratch_all          its multicast view, as elements of `dtype`
-        inputs_full, results_full
-                             uint64 (parts at most, n_ranks), symmetric, zeros at first
-        inputs_full_all, results_full_all
-                             their multicast views
-        epochs               uint64 (parts at most,), zeros at first
-        grid                 parts, one-dimensional, as the blocks are
+        x, out         uint8, 1-D, of the same size; may be the same
+        segment, part  bytes of a segment, n_ranks of which are x, and of a part, gridDim.x of which are a
+                       segment: multiples of 16
+        scratches      two: the multicast view, as elements of `dtype`, of an array, and that array: uint8
+                       (n_ranks, parts at most, bytes of a part at most), symmetric; the last is a multiple of
+                       16
+        inputs, results
+                       of each the multicast view of its full signals, and they: uint64 (parts at most,
+                       n_ranks), symmetric, zeros at first
+        epochs         uint64 (parts at most,), zeros at first
+        grid           parts, one-dimensional, as the blocks are
         """
+        scratch_all, scratch = scratches
+        (inputs_full_all, inputs_full), (results_full_all, results_full) = inputs, results
         b, t, me, n = cuda.blockIdx.x, cuda.threadIdx.x, rank(), num_ranks()
         epoch = epochs[b] + 1
         begin = min(b * part, segment)
@@ -253,16 +242,9 @@ class MultimemOneShot(_Multimem):
     def bind(self, x, out, in_place, dtype):
         self._check(dtype)
         blocks, part = cut(x.nbytes, self.blocks, self.part, 16)
-        args = (
-            x.view("uint8"),
-            out,
-            part,
-            self.inputs_all.view(dtype),
-            self.inputs,
-            *self.inputs_full,
-            self.epochs,
-        )
-        return self.launch(one_shot_kernel(self.op, dtype.name), blocks, *args)
+        inputs = self.inputs_all.view(dtype), self.inputs, *self.inputs_full
+        kernel = one_shot_kernel(self.op, dtype.name)
+        return self.launch(kernel, blocks, x.view("uint8"), out, part, *inputs, self.epochs)
 
 
 class MultimemTwoShot(_Multimem):
@@ -285,19 +267,9 @@ class MultimemTwoShot(_Multimem):
         self._check(dtype)
         segment = self._segment(x.nbytes)
         blocks, part = cut(segment, self.blocks, self.part, 16)
-        x, out, scratch_all = x.view("uint8"), out.view("uint8"), self.scratch_all.view(dtype)
-        args = (
-            x,
-            out,
-            segment,
-            part,
-            scratch_all,
-            self.scratch,
-            *self.inputs_full,
-            *self.results_full,
-            self.epochs,
-        )
-        return self.launch(two_shot_kernel(self.op, dtype.name), blocks, *args)
+        args = x.view("uint8"), out.view("uint8"), segment, part, (self.scratch_all.view(dtype), self.scratch)
+        kernel = two_shot_kernel(self.op, dtype.name)
+        return self.launch(kernel, blocks, *args, self.inputs_full, self.results_full, self.epochs)
 
 
 _CASES = (
@@ -318,7 +290,7 @@ GPU_KERNELS = {
         for op, dtype in cases
     },
     **{
-        f"multimem_two_shot[{op},{dtype}]": (two_shot_kernel(op, dtype), {"scratch_all": dtype})
+        f"multimem_two_shot[{op},{dtype}]": (two_shot_kernel(op, dtype), {"scratches.0": dtype})
         for op, dtype in _CASES
     },
 }

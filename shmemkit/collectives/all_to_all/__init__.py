@@ -5,7 +5,6 @@ it. ``variable.py`` is for different numbers of rows, which only the GPUs know.
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
-from shmemkit.runtime.world import World
 from shmemkit.typing import AllToAllMethod, AnyStream, ArrayT
 
 from ..collective import Collective
@@ -27,7 +26,7 @@ METHODS = {
 }
 
 
-class AllToAll(Collective):
+class AllToAll(Collective[AllToAllMethod]):
     """Give each rank its segment of an array, and get one's own from each. Collective.
 
     ``exchange = sk.AllToAll(world, max_nbytes)``, then ``exchange(x)``. ``help(sk.collectives)`` has the
@@ -48,11 +47,6 @@ class AllToAll(Collective):
 
     _table, _METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
     _overlap = "they must lie apart"
-
-    def __init__(
-        self, world: World, max_nbytes: int, method: AllToAllMethod = "auto", *, sms: int | None = None
-    ):
-        super().__init__(world, max_nbytes, method, sms)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-to-all. -> out
@@ -76,11 +70,7 @@ class AllToAll(Collective):
             raise ValueError(
                 f"AllToAll: x is {x.shape}; the number of its elements must be a multiple of {n}, the ranks"
             )
-        if x.dtype != out.dtype or x.size != out.size:
-            raise ValueError(
-                f"AllToAll: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
-                f"{x.dtype} with {x.size} elements"
-            )
+        self._check_out(x, out, x.size)
 
     def _in_place(self, x, out):
         return None

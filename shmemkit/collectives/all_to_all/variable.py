@@ -317,7 +317,7 @@ class AllToAllV(Collective):
     _table, _METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
 
     def __init__(self, world: World, max_nbytes: int, *, sms: int | None = None):
-        super().__init__(world, max_nbytes, "push", sms)
+        super().__init__(world, max_nbytes, "push", sms=sms)
 
     def __call__(
         self,

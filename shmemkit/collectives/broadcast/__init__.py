@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
-from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, BroadcastMethod
 
 from ..collective import OfRoot
@@ -21,7 +20,7 @@ METHODS = {
 }
 
 
-class Broadcast(OfRoot):
+class Broadcast(OfRoot[BroadcastMethod]):
     """Give all ranks the array of the root. Collective.
 
     ``broadcast = sk.Broadcast(world, max_nbytes)``, then ``broadcast(x)``. ``help(sk.collectives)`` has the
@@ -42,17 +41,6 @@ class Broadcast(OfRoot):
     _table, _METHODS, methods = "broadcast", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or be the same"
 
-    def __init__(
-        self,
-        world: World,
-        max_nbytes: int,
-        root: int = 0,
-        method: BroadcastMethod = "auto",
-        *,
-        sms: int | None = None,
-    ):
-        super().__init__(world, max_nbytes, root, method, sms)
-
     def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one broadcast. -> out, with the root's x
 
@@ -67,11 +55,7 @@ class Broadcast(OfRoot):
         return x, x if out is None else out
 
     def _sizes(self, x, out):
-        if x.dtype != out.dtype or x.size != out.size:
-            raise ValueError(
-                f"Broadcast: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
-                f"{x.dtype} with {x.size} elements"
-            )
+        self._check_out(x, out, x.size)
 
     def _writes(self, x, out):
         return self.world.rank != self.root or self._address(x) != self._address(out)

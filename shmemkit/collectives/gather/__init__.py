@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LL, LL128
-from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, GatherMethod
 
 from ..collective import ForRoot
@@ -22,7 +21,7 @@ METHODS = {
 }
 
 
-class Gather(ForRoot):
+class Gather(ForRoot[GatherMethod]):
     """Gather the arrays of all ranks on the root. Collective.
 
     ``gather = sk.Gather(world, max_nbytes)``, then ``gather(x)``. ``help(sk.collectives)`` has the rules
@@ -44,17 +43,6 @@ class Gather(ForRoot):
     _table, _METHODS, methods = "gather", METHODS, tuple(METHODS)
     _overlap = "they must lie apart, or x must be its own part of out, out[root]"
 
-    def __init__(
-        self,
-        world: World,
-        max_nbytes: int,
-        root: int = 0,
-        method: GatherMethod = "auto",
-        *,
-        sms: int | None = None,
-    ):
-        super().__init__(world, max_nbytes, root, method, sms)
-
     def __call__(
         self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None
     ) -> ArrayT | None:
@@ -74,12 +62,9 @@ class Gather(ForRoot):
         return self.world.n_ranks, *shape
 
     def _sizes(self, x, out):
-        n = self.world.n_ranks
-        if self.world.rank == self.root and (x.dtype != out.dtype or out.size != n * x.size):
-            raise ValueError(
-                f"Gather: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
-                f"{x.dtype} with {n * x.size} elements, x of each of {n} ranks"
-            )
+        if self.world.rank == self.root:
+            n = self.world.n_ranks
+            self._check_out(x, out, n * x.size, f", x of each of {n} ranks")
 
     def _in_place(self, x, out):
         return self.root * x.nbytes if self.world.rank == self.root else 0

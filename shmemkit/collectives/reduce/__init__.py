@@ -21,7 +21,7 @@ METHODS = {
 }
 
 
-class Reduce(ForRoot):
+class Reduce(ForRoot[ReduceMethod]):
     """Combine the arrays of all ranks on the root. Collective.
 
     ``reduce = sk.Reduce(world, max_nbytes)``, then ``reduce(x)``. ``help(sk.collectives)`` has the rules
@@ -57,7 +57,7 @@ class Reduce(ForRoot):
         sms: int | None = None,
     ):
         self.op = op
-        super().__init__(world, max_nbytes, root, method, sms)
+        super().__init__(world, max_nbytes, root, method, sms=sms)
 
     def _checked_options(self):
         one_of(self._who, "op", self.op, OPS)
@@ -82,11 +82,7 @@ class Reduce(ForRoot):
         return shape
 
     def _sizes(self, x, out):
-        if x.dtype != out.dtype or x.size != out.size:
-            raise ValueError(
-                f"Reduce: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
-                f"{x.dtype} with {x.size} elements"
-            )
+        self._check_out(x, out, x.size)
         check_reducible("Reduce", self.op, x.dtype)
 
     def _in_place(self, x, out):

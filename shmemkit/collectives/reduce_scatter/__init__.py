@@ -4,13 +4,10 @@ explains it.
 
 from __future__ import annotations
 
-from shmemkit.device.cuda.word_reductions import OPS
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
-from shmemkit.runtime.world import World
-from shmemkit.support.settings import one_of
-from shmemkit.typing import AnyStream, ArrayT, Op, ReduceScatterMethod
+from shmemkit.typing import AnyStream, ArrayT, ReduceScatterMethod
 
-from ..collective import Collective, check_reducible
+from ..collective import Reducing, check_reducible
 from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
 from ..schedules.push_exchange import PushExchange
@@ -28,7 +25,7 @@ METHODS = {
 }
 
 
-class ReduceScatter(Collective):
+class ReduceScatter(Reducing[ReduceScatterMethod]):
     """Combine the arrays of all ranks element by element, and give each rank its segment. Collective.
 
     ``scatter = sk.ReduceScatter(world, max_nbytes)``, then ``scatter(x)``. ``help(sk.collectives)`` has the
@@ -57,18 +54,6 @@ class ReduceScatter(Collective):
     _one_place = False
     _overlap = "they must lie apart, or out must be its own part of x, x[rank]"
 
-    def __init__(
-        self,
-        world: World,
-        max_nbytes: int,
-        op: Op = "sum",
-        method: ReduceScatterMethod = "auto",
-        *,
-        sms: int | None = None,
-    ):
-        self.op = op
-        super().__init__(world, max_nbytes, method, sms)
-
     def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one reduce-scatter. -> out
 
@@ -83,10 +68,6 @@ class ReduceScatter(Collective):
         """
         return self._call(x, out, stream)
 
-    def _checked_options(self):
-        one_of(self._who, "op", self.op, OPS)
-        return {"op": self.op}
-
     def _shape(self, shape):
         return self._shape_of_segment(shape)
 
@@ -97,15 +78,8 @@ class ReduceScatter(Collective):
                 f"ReduceScatter: x is {x.shape}; the number of its elements must be a multiple of {n}, the "
                 "ranks"
             )
-        if x.dtype != out.dtype or x.size != n * out.size:
-            raise ValueError(
-                f"ReduceScatter: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; out must be "
-                f"{x.dtype} with {x.size // n} elements, the part of one of {n} ranks"
-            )
+        self._check_out(x, out, x.size // n, f", the part of one of {n} ranks")
         check_reducible("ReduceScatter", self.op, x.dtype)
 
     def _in_place(self, x, out):
         return -self.world.rank * out.nbytes
-
-    def _bind_method(self, method, x, out, in_place):
-        return method.bind(*self._words(x, out), in_place, x.dtype)

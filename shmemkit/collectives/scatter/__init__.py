@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LL, LL128
-from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, ScatterMethod
 
 from ..collective import OfRoot
@@ -17,7 +16,7 @@ METHODS = {
 }
 
 
-class Scatter(OfRoot):
+class Scatter(OfRoot[ScatterMethod]):
     """Give each rank its segment of the root's array. Collective.
 
     ``scatter = sk.Scatter(world, max_nbytes)``, then ``scatter(x, out)`` on the root and ``scatter(None,
@@ -38,17 +37,6 @@ class Scatter(OfRoot):
     _table, _METHODS, methods = "scatter", METHODS, tuple(METHODS)
     _out_is_alike = True
     _overlap = "they must lie apart, or out must be its own segment of x, x[root]"
-
-    def __init__(
-        self,
-        world: World,
-        max_nbytes: int,
-        root: int = 0,
-        method: ScatterMethod = "auto",
-        *,
-        sms: int | None = None,
-    ):
-        super().__init__(world, max_nbytes, root, method, sms)
 
     def __call__(
         self, x: ArrayT | None = None, out: ArrayT | None = None, *, stream: AnyStream | None = None

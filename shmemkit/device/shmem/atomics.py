@@ -72,8 +72,9 @@ def _without_value(dtypes):
     return register
 
 
-def _with_value(dtypes):
-    """Decorator: the same for ``primitive(dst, value, pe)``."""
+def _with_value(dtypes, by_dtype=False):
+    """Decorator: the same for ``primitive(dst, value, pe)``. `by_dtype`: NVSHMEM's functions are named after
+    the dtype. (nvshmem4py 0.4's own overloads of those on bits name functions that it has not.)"""
 
     def register(primitive):
         name = primitive.__name__
@@ -81,8 +82,10 @@ def _with_value(dtypes):
         @gpu(primitive)
         def _(dst, value, pe):
             _check(name, dst, dtypes, pe)
-            call, dtype = nvshmem(name), dst.dtype
-            pe_of = to_pe()
+            dtype, pe_of = dst.dtype, to_pe()
+            call = nvshmem(f"{dtype}_{name}" if by_dtype else name)
+            if by_dtype:
+                return lambda dst, value, pe: call(data_pointer(dst), dtype(value), pe_of(pe))
             return lambda dst, value, pe: call(dst, dtype(value), pe_of(pe))
 
         return primitive
@@ -90,22 +93,7 @@ def _with_value(dtypes):
     return register
 
 
-def _bitwise(primitive):
-    """Decorator: the same for ``primitive(dst, value, pe)`` on bits, whose functions are named after the
-    dtype.
-
-    (nvshmem4py 0.4's own overloads of these name functions that it has not.)
-    """
-    name = primitive.__name__
-
-    @gpu(primitive)
-    def _(dst, value, pe):
-        _check(name, dst, INTEGERS, pe)
-        call, dtype = nvshmem(f"{dst.dtype}_{name}"), dst.dtype
-        pe_of = to_pe()
-        return lambda dst, value, pe: call(data_pointer(dst), dtype(value), pe_of(pe))
-
-    return primitive
+_bitwise = _with_value(INTEGERS, by_dtype=True)
 
 
 # ---- read, write, swap

@@ -55,6 +55,7 @@ _SEMANTICS, _SIG_OPS = get_args(WaitSemantic), get_args(SigOp)
 _WAITS = frozenset(product(SCOPES, _SEMANTICS, COMPARES))
 
 T = TypeVar("T")
+_stopped = bounded_waits.stopped
 _zero_from = asm("sub.u64 $0, $1, $1;", types.uint64, (types.uint64,))
 
 
@@ -294,20 +295,15 @@ def notify(signal: Array, rank: int, value: int, sig_op: SigOp = "set", scope: S
 def _(signal, rank, value, sig_op="set", scope="sys"):
     check_words("notify", "signal", signal)
     check_integer("notify", rank=rank, value=value)
-    dtype = signal.dtype
+    dtype, armed = signal.dtype, bounded_waits.armed()
     write = {"set": store, "add": add}[literal_choice("notify", "sig_op", sig_op, _SIG_OPS)]
     write = write(dtype, literal_choice("notify", "scope", scope, SCOPES))
 
     def impl(signal, rank, value, sig_op="set", scope="sys"):
-        write(element_address(signal, 0) + offset_of(rank), dtype(value))
-
-    stopped = bounded_waits.stopped
-
-    def impl_unless_stopped(signal, rank, value, sig_op="set", scope="sys"):
-        if not stopped():
+        if not (armed and _stopped()):
             write(element_address(signal, 0) + offset_of(rank), dtype(value))
 
-    return impl_unless_stopped if bounded_waits.armed() else impl
+    return impl
 
 
 def notify_at(array: Array, index: int, offsets: Array, rank: int, value: int, sig_op: SigOp = "set") -> None:
@@ -336,19 +332,14 @@ def _(array, index, offsets, rank, value, sig_op="set"):
     check_words("notify_at", "array", array)
     check_words("notify_at", "offsets", offsets, OFFSETS)
     check_integer("notify_at", index=index, rank=rank, value=value)
-    dtype = array.dtype
+    dtype, armed = array.dtype, bounded_waits.armed()
     write = {"set": store, "add": add}[literal_choice("notify_at", "sig_op", sig_op, _SIG_OPS)](dtype, "sys")
 
     def impl(array, index, offsets, rank, value, sig_op="set"):
-        write(element_address(array, index) + types.uint64(offsets[rank]), dtype(value))
-
-    stopped = bounded_waits.stopped
-
-    def impl_unless_stopped(array, index, offsets, rank, value, sig_op="set"):
-        if not stopped():
+        if not (armed and _stopped()):
             write(element_address(array, index) + types.uint64(offsets[rank]), dtype(value))
 
-    return impl_unless_stopped if bounded_waits.armed() else impl
+    return impl
 
 
 # ---- OpenSHMEM's signals
@@ -377,19 +368,14 @@ def signal_op(signal_var: Array, signal_val: int, signal_op: int, pe: int) -> No
 def _(signal_var, signal_val, signal_op, pe):
     check_words("signal_op", "signal_var", signal_var, SIGNALS)
     check_integer("signal_op", signal_val=signal_val, signal_op=signal_op, pe=pe)
-    call = nvshmem("signal_op")
+    call, armed = nvshmem("signal_op"), bounded_waits.armed()
     pe_of = to_pe()
 
     def impl(signal_var, signal_val, signal_op, pe):
-        call(signal_array(signal_var), types.uint64(signal_val), types.int32(signal_op), pe_of(pe))
-
-    stopped = bounded_waits.stopped
-
-    def impl_unless_stopped(signal_var, signal_val, signal_op, pe):
-        if not stopped():
+        if not (armed and _stopped()):
             call(signal_array(signal_var), types.uint64(signal_val), types.int32(signal_op), pe_of(pe))
 
-    return impl_unless_stopped if bounded_waits.armed() else impl
+    return impl
 
 
 def signal_wait_until(signal: Array, compare: int, value: int) -> int:

@@ -58,6 +58,7 @@ from shmemkit.support.settings import listed
 from ..aligned_copies import aligned, copying
 from ..distributed import multiprocessors_of_all
 from ..epilogue import inline
+from ..last_block import is_last_block
 from ..problem import HALVES
 from ..sm90 import WATCHING, Kinds, Tile, gemm_body, table_entry
 from ..sm90_host import CLOCK, Choice, bind_gemm, choose, estimate, map_of_operand, taken
@@ -257,12 +258,9 @@ def push_kernel(tile, kinds, by_columns):
         epoch = epochs[0] + 1
         buffer = epoch & 1
         cuda.syncthreads()
-        if cuda.threadIdx.x == WATCHING:  # not at the end: the loader would keep all this in registers
-            cuda.threadfence()
-            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:
-                cuda.threadfence()
-                done[0] = 0
-                epochs[0] += ends  # 5
+        # Not at the end: the loader would keep all this in registers.
+        if cuda.threadIdx.x == WATCHING and is_last_block(done):
+            epochs[0] += ends  # 5
         begin = me
         if by_columns:
             begin = me + 1 if me + 1 < n_ranks else 0

@@ -73,6 +73,7 @@ from shmemkit.support.settings import listed
 from ..aligned_copies import aligned
 from ..distributed import multiprocessors_of_all, not_for
 from ..epilogue import inline
+from ..last_block import is_last_block
 from ..ll128_packets import (
     SWIZZLE,
     Pieces,
@@ -304,12 +305,8 @@ def ll128_kernel(tile, kinds, part_dtype, n_ranks, shots):
         epoch = epochs[0] + 1
         given = begin(slots, room, epoch, size[0], out, width)
         gemm(operands, size, split, given)
-        if cuda.threadIdx.x == 0:
-            cuda.threadfence()
-            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
-                cuda.threadfence()
-                done[0] = 0
-                epochs[0] = epoch
+        if cuda.threadIdx.x == 0 and is_last_block(done):  # all have read the counter
+            epochs[0] = epoch
 
     return gemm_ll128
 

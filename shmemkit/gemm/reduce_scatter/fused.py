@@ -125,6 +125,7 @@ from shmemkit.device.shmem.signals import notify_at, wait
 from shmemkit.device.swizzle import grouped, quotient
 
 from ..epilogue import inline
+from ..last_block import is_last_block
 from ..sm90 import WATCHING, Exchange, Kinds, Layout, Tile, gemm_body, hand_back, table_entry
 
 SENT, TOLD = 0, 1  # of posts
@@ -458,19 +459,15 @@ def fused_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False, first_rank=
         if copied:  # the block has read its parts
             cuda.syncwarp()
             cuda.syncthreads()
-        if cuda.threadIdx.x == 0:
-            cuda.threadfence()
-            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
-                cuda.threadfence()
-                done[0] = 0
-                epochs[0] = epoch
-                if copied:  # 12
-                    for k in range(n_ranks):
-                        for c in range(quotient(part_tiles + chunk - 1, chunk)):
-                            staged_full[k * signals + c] = 0
-                    for k in range(n_ranks):
-                        if k != me:
-                            st_release(peer_at(staged_empty, offsets, first_rank + k), me, 1, "sys")
+        if cuda.threadIdx.x == 0 and is_last_block(done):  # all have read the counter
+            epochs[0] = epoch
+            if copied:  # 12
+                for k in range(n_ranks):
+                    for c in range(quotient(part_tiles + chunk - 1, chunk)):
+                        staged_full[k * signals + c] = 0
+                for k in range(n_ranks):
+                    if k != me:
+                        st_release(peer_at(staged_empty, offsets, first_rank + k), me, 1, "sys")
 
     return gemm_exchange
 

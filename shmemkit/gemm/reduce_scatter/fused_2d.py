@@ -70,6 +70,7 @@ from shmemkit.support.settings import listed
 
 from .. import bind_product, gpu_of
 from ..aligned_copies import aligned
+from ..last_block import is_last_block
 from ..problem import HALVES, Problem
 from .methods import Fused
 
@@ -166,12 +167,8 @@ def adding_kernel(dtype, part_dtype):
         cuda.syncthreads()
         mine, at = span(outbox, node * room, room), (epoch & 1) * n_nodes * room
         add(out, mine, inbox, at, room, node, n_nodes, b * chunk, min((b + 1) * chunk, out.size))  # 5
-        if t == 0:
-            cuda.threadfence()
-            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
-                cuda.threadfence()
-                done[0] = 0
-                epochs[0] = epoch  # 6
+        if t == 0 and is_last_block(done):  # all have read the counter
+            epochs[0] = epoch  # 6
 
     return add_partials
 
@@ -255,16 +252,8 @@ class Fused2D(Method):
         world, width = self.world, self.width
         to = j * world.local_size + world.local_rank
         return self.launch(
-            *(
-                send_partial,
-                -(-words // chunk),
-                self.outbox,
-                self.inbox,
-                self.inbox_full,
-                self.epochs,
-                self.room,
-            ),
-            *(width * words, width * chunk, j, world.node, world.n_nodes, to),
+            *(send_partial, -(-words // chunk), self.outbox, self.inbox, self.inbox_full, self.epochs),
+            *(self.room, width * words, width * chunk, j, world.node, world.n_nodes, to),
         )
 
     def _adding(self, out, chunk):

@@ -77,6 +77,7 @@ from shmemkit.operations.method import Method
 from ..aligned_copies import aligned
 from ..distributed import multiprocessors_of_all, not_for
 from ..epilogue import inline
+from ..last_block import is_last_block
 from ..ll128_packets import (
     SWIZZLE,
     Pieces,
@@ -387,12 +388,8 @@ def overlap_kernel(tile, kinds, part_dtype, n_ranks, everywhere=False):
         epoch = epochs[0] + 1
         given = begin(slots, room, epoch, posts, tiles, tile_rows, rows, out, width)
         gemm(operands, size, split, given)
-        if cuda.threadIdx.x == 0:
-            cuda.threadfence()
-            if cuda.atomic.add(done, 0, 1) == cuda.gridDim.x - 1:  # all have read the counter
-                cuda.threadfence()
-                done[0] = 0
-                epochs[0] = epoch
+        if cuda.threadIdx.x == 0 and is_last_block(done):  # all have read the counter
+            epochs[0] = epoch
 
     return gemm_overlap
 
