@@ -34,12 +34,6 @@ def copy_block(dst: Array, src: Array) -> None:
     copy_share("copy_block", thread, dst, src, thread.thread_id, thread.block.n_threads)
 
 
-@gpu(copy_block)
-def _(dst, src):
-    copy = copy_on_gpu("copy_block", dst, src)
-    return lambda dst, src: copy(dst, src, block_thread(), block_threads())
-
-
 def copy_warp(dst: Array, src: Array) -> None:
     """Copy `src` to `dst`, the work shared by the threads of the warp.
 
@@ -49,10 +43,15 @@ def copy_warp(dst: Array, src: Array) -> None:
     copy_share("copy_warp", thread, dst, src, thread.lane, thread.warp_size())
 
 
-@gpu(copy_warp)
-def _(dst, src):
-    copy = copy_on_gpu("copy_warp", dst, src)
-    return lambda dst, src: copy(dst, src, warp_thread(), warp_threads())
+def _implement(primitive, thread, threads):
+    @gpu(primitive)
+    def _(dst, src):
+        copy = copy_on_gpu(primitive.__name__, dst, src)
+        return lambda dst, src: copy(dst, src, thread(), threads())
+
+
+_implement(copy_block, block_thread, block_threads)
+_implement(copy_warp, warp_thread, warp_threads)
 
 
 def copy_share(primitive, thread, dst, src, share, shares):

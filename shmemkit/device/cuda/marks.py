@@ -57,33 +57,16 @@ def _tell(what, name):
     thread.tell(what, name)
 
 
-def _on_gpu(what, name):
-    value = name.literal_value if isinstance(name, types.Literal) else None
-    if not isinstance(value, str):
-        raise TypingError(f"{what}(): name is a variable of type {name}; it must be a literal string")
-    return lambda: noting(value, *_KINDS[what]) if recording() else None
+def _implement(primitive):
+    what = primitive.__name__
+
+    @gpu_note(primitive)
+    def _(name):
+        value = name.literal_value if isinstance(name, types.Literal) else None
+        if not isinstance(value, str):
+            raise TypingError(f"{what}(): name is a variable of type {name}; it must be a literal string")
+        return lambda: noting(value, *_KINDS[what]) if recording() else None
 
 
-@gpu_note(begin_kernel)
-def _(name):
-    return _on_gpu("begin_kernel", name)
-
-
-@gpu_note(end_kernel)
-def _(name):
-    return _on_gpu("end_kernel", name)
-
-
-@gpu_note(begin_phase)
-def _(name):
-    return _on_gpu("begin_phase", name)
-
-
-@gpu_note(end_phase)
-def _(name):
-    return _on_gpu("end_phase", name)
-
-
-@gpu_note(mark)
-def _(name):
-    return _on_gpu("mark", name)
+for _primitive in (begin_kernel, end_kernel, begin_phase, end_phase, mark):
+    _implement(_primitive)

@@ -275,19 +275,15 @@ def _():
     return lambda: _commit()
 
 
-@gpu(bulk_wait_group)
-def _(n):
-    return _waiting("bulk_wait_group", n, "")
+def _implement_wait(primitive, kind):
+    @gpu(primitive)
+    def _(n):
+        wait = _wait_group(kind, literal_integer(primitive.__name__, "n", n))
+        return lambda n: wait()
 
 
-@gpu(bulk_wait_group_read)
-def _(n):
-    return _waiting("bulk_wait_group_read", n, ".read")
-
-
-def _waiting(primitive, n, kind):
-    wait = _wait_group(kind, literal_integer(primitive, "n", n))
-    return lambda n: wait()
+_implement_wait(bulk_wait_group, "")
+_implement_wait(bulk_wait_group_read, ".read")
 
 
 def literal_integer(primitive, name, given):

@@ -223,16 +223,12 @@ def _(n):
     return lambda n: wait()
 
 
-@gpu(setmaxnreg_inc)
-def _(n):
-    return _setting("inc", n)
+def _implement_setting(primitive, direction):
+    @gpu(primitive)
+    def _(n):
+        change = asm(f"setmaxnreg.{direction}.sync.aligned.u32 {literal_integer('setmaxnreg', 'n', n)};")
+        return lambda n: change()
 
 
-@gpu(setmaxnreg_dec)
-def _(n):
-    return _setting("dec", n)
-
-
-def _setting(direction, n):
-    change = asm(f"setmaxnreg.{direction}.sync.aligned.u32 {literal_integer('setmaxnreg', 'n', n)};")
-    return lambda n: change()
+_implement_setting(setmaxnreg_inc, "inc")
+_implement_setting(setmaxnreg_dec, "dec")

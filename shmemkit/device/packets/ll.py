@@ -416,16 +416,13 @@ def implement_pack(pack, store_line, thread, threads):
     @gpu(pack)
     def _(lines, src, flag):
         check_integer(pack.__name__, flag=flag)
-        transfer = _transfer(pack.__name__, make, src, lines)
+        transfer, armed = _transfer(pack.__name__, make, src, lines), bounded_waits.armed()
 
         def impl(lines, src, flag):
-            transfer(src, lines, flag, thread(), threads())
-
-        def impl_unless_stopped(lines, src, flag):
-            if not _stopped():
+            if not (armed and _stopped()):
                 transfer(src, lines, flag, thread(), threads())
 
-        return impl_unless_stopped if bounded_waits.armed() else impl
+        return impl
 
 
 def _implement_recv(recv, thread, threads):

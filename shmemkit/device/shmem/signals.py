@@ -104,11 +104,6 @@ def wait(
     return seen
 
 
-@gpu(wait)
-def _(signals, n, scope, semantic, value=1, compare="ge"):
-    return _wait_on_gpu("wait", "thread", signals, n, scope, semantic, value, compare)
-
-
 def wait_warp(
     signals: Array,
     n: int,
@@ -125,11 +120,6 @@ def wait_warp(
     thread = group_thread("warp", "wait_warp", signals, n, scope, semantic, value, compare)
     step = thread.warp_size()
     return _share("wait_warp", thread, thread.lane, step, signals, n, scope, semantic, value, compare, "warp")
-
-
-@gpu(wait_warp)
-def _(signals, n, scope, semantic, value=1, compare="ge"):
-    return _wait_on_gpu("wait_warp", "warp", signals, n, scope, semantic, value, compare)
 
 
 def wait_block(
@@ -154,11 +144,6 @@ def wait_block(
     return _share("wait_block", thread, first, step, signals, n, scope, semantic, value, compare, "block")
 
 
-@gpu(wait_block)
-def _(signals, n, scope, semantic, value=1, compare="ge"):
-    return _wait_on_gpu("wait_block", "block", signals, n, scope, semantic, value, compare)
-
-
 def _share(primitive, thread, first, step, signals, n, scope, semantic, value, compare, group):
     """In the emulator: wait for every step-th signal, then synchronize."""
     mine, seen = range(first, n, step), value
@@ -178,55 +163,64 @@ def _explain_wait(primitive, scope, semantic, compare):
     check_choice(primitive, "compare", compare, COMPARES)
 
 
-def _wait_on_gpu(primitive, group, signals, n, scope, semantic, value, compare):
-    """The implementation for arguments of these types; `group` shares the signals."""
-    check_words(primitive, "signals", signals)
-    check_integer(primitive, n=n, value=value)
-    scope = literal_choice(primitive, "scope", scope, SCOPES)
-    semantic = literal_choice(primitive, "semantic", semantic, _SEMANTICS)
-    compare = literal_choice(primitive, "compare", compare, COMPARES)
-    holds = getattr(operator, compare)
-    dtype = signals.dtype
-    read = load(dtype, semantic, scope)
-    number, count, meet = SHARES[group]
+def _implement_wait(primitive, group):
+    """Of a `group`, which shares the signals."""
+    name = primitive.__name__
 
-    @gpu_function
-    def poll(address, wanted):
-        seen = read(address)
-        while not holds(seen, wanted):
+    @gpu(primitive)
+    def _(signals, n, scope, semantic, value=1, compare="ge"):
+        check_words(name, "signals", signals)
+        check_integer(name, n=n, value=value)
+        scope = literal_choice(name, "scope", scope, SCOPES)
+        semantic = literal_choice(name, "semantic", semantic, _SEMANTICS)
+        compare = literal_choice(name, "compare", compare, COMPARES)
+        holds = getattr(operator, compare)
+        dtype = signals.dtype
+        read = load(dtype, semantic, scope)
+        number, count, meet = SHARES[group]
+
+        @gpu_function
+        def poll(address, wanted):
             seen = read(address)
-        return seen
-
-    if bounded_waits.armed():
-        poll = bounded_waits.bounded(primitive, dtype, read, compare)
-
-    if is_one(n) and group == "thread":
-
-        def impl(signals, n, scope, semantic, value=1, compare="ge"):
-            return poll(element_address(signals, 0), dtype(value))
-
-    elif is_one(n):
-
-        def impl(signals, n, scope, semantic, value=1, compare="ge"):
-            seen = dtype(value)
-            if number() == 0:
-                seen = poll(element_address(signals, 0), seen)
-            meet()
+            while not holds(seen, wanted):
+                seen = read(address)
             return seen
 
-    else:
+        if bounded_waits.armed():
+            poll = bounded_waits.bounded(name, dtype, read, compare)
 
-        def impl(signals, n, scope, semantic, value=1, compare="ge"):
-            wanted = seen = dtype(value)
-            # Not range(): its length is a 64-bit division.
-            i, end, step = number(), types.int64(n), count()
-            while i < end:
-                seen = poll(element_address(signals, i), wanted)
-                i += step
-            meet()
-            return seen
+        if is_one(n) and group == "thread":
 
-    return impl
+            def impl(signals, n, scope, semantic, value=1, compare="ge"):
+                return poll(element_address(signals, 0), dtype(value))
+
+        elif is_one(n):
+
+            def impl(signals, n, scope, semantic, value=1, compare="ge"):
+                seen = dtype(value)
+                if number() == 0:
+                    seen = poll(element_address(signals, 0), seen)
+                meet()
+                return seen
+
+        else:
+
+            def impl(signals, n, scope, semantic, value=1, compare="ge"):
+                wanted = seen = dtype(value)
+                # Not range(): its length is a 64-bit division.
+                i, end, step = number(), types.int64(n), count()
+                while i < end:
+                    seen = poll(element_address(signals, i), wanted)
+                    i += step
+                meet()
+                return seen
+
+        return impl
+
+
+_implement_wait(wait, "thread")
+_implement_wait(wait_warp, "warp")
+_implement_wait(wait_block, "block")
 
 
 def consume_token(value: T, token: int) -> T:
