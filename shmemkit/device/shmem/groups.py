@@ -35,6 +35,13 @@ ENTER = {"thread": _alone, "warp": group_thread, "block": group_thread}
 """Who calls -> ``enter(group, name, *arguments)``, the emulated thread. The form itself must call it."""
 
 
+def share_of(thread, group):
+    """-> the number of an emulated thread in a `group`, and how many threads that has"""
+    if group == "thread":
+        return 0, 1
+    return (thread.lane, thread.warp_size()) if group == "warp" else (thread.thread_id, thread.n_threads)
+
+
 def called_by_a_thread(family, callers="all threads of a {}") -> Callable[[F], F]:
     """Decorator: make the declared primitive. `callers`: those of its other forms."""
 
@@ -46,10 +53,11 @@ def called_by_a_thread(family, callers="all threads of a {}") -> Callable[[F], F
     return make
 
 
-def called_by(group, primitive: F) -> F:
-    """-> the form of a primitive that all threads of a `group`, "warp" or "block", call."""
+def called_by(group, primitive: F, more=".") -> F:
+    """-> the form of a primitive that all threads of a `group`, "warp" or "block", call; `more`: the end of
+    its docstring."""
     (family, callers), kind = _families[primitive], primitive.__name__
-    doc = f"`{kind}` by {callers.format(group)}."
+    doc = f"`{kind}` by {callers.format(group)}{more}"
     return _form(primitive, family, f"{kind}_{group}", group, doc)
 
 

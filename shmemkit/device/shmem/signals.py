@@ -32,27 +32,21 @@ from ..argument_checks import (
     literal_choice,
 )
 from ..cuda.thread_index import SHARES
-from ..emulator import current_thread, group_thread
+from ..emulator import current_thread
 from ..enums import comparison_name, signal_op_name
 from . import bounded_waits
+from .groups import ENTER, called_by, called_by_a_thread, share_of
 from .nvshmem_functions import nvshmem, signal_array, to_pe
 from .ordered_access import add, load, store
 from .peers import offset_of
 
-__all__ = [
-    "consume_token",
-    "notify",
-    "notify_at",
-    "signal_op",
-    "signal_wait",
-    "signal_wait_until",
-    "wait",
-    "wait_block",
-    "wait_warp",
-]
+__all__ = ["wait", "wait_warp", "wait_block", "consume_token", "notify", "notify_at", "signal_op"]
+__all__ += ["signal_wait_until", "signal_wait"]
 
 _SEMANTICS, _SIG_OPS = get_args(WaitSemantic), get_args(SigOp)
 _WAITS = frozenset(product(SCOPES, _SEMANTICS, COMPARES))
+
+_SHARED = ": they share the signals, and synchronize; each has acquired all n."
 
 T = TypeVar("T")
 _stopped = bounded_waits.stopped
@@ -62,113 +56,25 @@ _zero_from = asm("sub.u64 $0, $1, $1;", types.uint64, (types.uint64,))
 # ---- wait
 
 
-def wait(
-    signals: Array,
-    n: int,
-    scope: Scope,
-    semantic: WaitSemantic,
-    value: int = 1,
-    compare: Comparison = "ge",
-) -> int:
-    """Wait until each of ``signals[0] .. signals[n - 1]`` satisfies the comparison with `value`. -> a token
+def _waiting(kind, name, group):
+    """The family of ``wait(signals, n, scope, semantic, value=1, compare="ge")``: a `group` shares the
+    signals, and synchronizes."""
+    enter, (number, count, meet) = ENTER[group], SHARES[group]
 
-    signals   1-D, of uint64, int64, uint32 or int32, in global memory: this rank's, or a peer's (`symm_at`)
-    n         how many; ``signals[3:], 1`` waits for one. The literal 1 compiles without a loop over n
-    scope     "gpu" if the notifying threads run on this GPU, "sys" if they run on any GPU of the host; a
-              literal
-    semantic  "acquire": the calling thread's later accesses see what preceded each notify that it waited
-              for; "relaxed": no ordering; a literal
-    value     an integer, converted to the signals' dtype; 1 if it is left out
-    compare   "ge" (default: for signals that only grow), "eq", "ne", "gt", "le" or "lt"; a literal
-    ->        the value read of the last signal: for `consume_token`, or to use, such as a tail index
+    def waiting(signals, n, scope, semantic, value=1, compare="ge"):
+        thread = enter(group, name, signals, n, scope, semantic, value, compare)
+        first, step = share_of(thread, group)
+        if first == 0:  # the others have the same arguments
+            if (scope, semantic, compare) not in _WAITS:
+                _explain_wait(name, scope, semantic, compare)
+            check_emulated_words(name, "signals", signals)
+        seen = value
+        for i in range(first, n, step):
+            seen = thread.wait(signals, i, compare, value, scope, semantic)
+        thread.together(group)
+        return seen
 
-    The wait orders what preceded the value that it read, and nothing that preceded a later value. When the
-    emulator looks for races, it returns the first value that satisfies the condition and that the thread may
-    still read, although the signal may hold a later one. A program must be correct with it.
-
-    The calling thread waits alone. ``cuda.syncthreads()`` afterwards passes on what it acquired to the other
-    threads of the block. In the PTX memory model the notify's release precedes the acquire, the acquire
-    precedes the barrier, and the barrier precedes what any thread of the block does next. Causality is
-    transitive, whatever the scopes on the way.
-
-    Prefer signals of the waiting rank: for a peer's, the wait polls with loads over NVLink. For a signal that
-    arrives over the network (put_signal, or signal_op of a remote rank), use `signal_wait_until`.
-    """
-    thread = current_thread("wait")
-    if (scope, semantic, compare) not in _WAITS:
-        _explain_wait("wait", scope, semantic, compare)
-    check_emulated_words("wait", "signals", signals)
-    seen = value
-    for i in range(n):
-        seen = thread.wait(signals, i, compare, value, scope, semantic)
-    return seen
-
-
-def wait_warp(
-    signals: Array,
-    n: int,
-    scope: Scope,
-    semantic: WaitSemantic,
-    value: int = 1,
-    compare: Comparison = "ge",
-) -> int:
-    """`wait` by a whole warp: its threads share the n signals, then call ``cuda.syncwarp()``.
-
-    All threads of the warp call it with the same arguments. Afterwards each of them has acquired all n
-    signals.
-    """
-    thread = group_thread("warp", "wait_warp", signals, n, scope, semantic, value, compare)
-    step = thread.warp_size()
-    return _share("wait_warp", thread, thread.lane, step, signals, n, scope, semantic, value, compare, "warp")
-
-
-def wait_block(
-    signals: Array,
-    n: int,
-    scope: Scope,
-    semantic: WaitSemantic,
-    value: int = 1,
-    compare: Comparison = "ge",
-) -> int:
-    """`wait` by a whole block: its threads share the n signals, then call ``cuda.syncthreads()``.
-
-    All threads of the block call it with the same arguments. Thread 0 waits if there is only one signal.
-    Afterwards each thread has acquired all n signals: `wait` says why one thread's acquire and a barrier are
-    enough. It returns the last value that the calling thread itself read, or `value` if it read none.
-    """
-    thread = group_thread("block", "wait_block", signals, n, scope, semantic, value, compare)
-    first, step = thread.thread_id, thread.block.n_threads
-    if n <= first > 0:  # none is this thread's
-        thread.syncthreads()
-        return value
-    return _share("wait_block", thread, first, step, signals, n, scope, semantic, value, compare, "block")
-
-
-def _share(primitive, thread, first, step, signals, n, scope, semantic, value, compare, group):
-    """In the emulator: wait for every step-th signal, then synchronize."""
-    mine, seen = range(first, n, step), value
-    if first == 0:  # the others have the same arguments
-        if (scope, semantic, compare) not in _WAITS:
-            _explain_wait(primitive, scope, semantic, compare)
-        check_emulated_words(primitive, "signals", signals)
-    for i in mine:
-        seen = thread.wait(signals, i, compare, value, scope, semantic)
-    thread.together(group)
-    return seen
-
-
-def _explain_wait(primitive, scope, semantic, compare):
-    check_choice(primitive, "scope", scope, SCOPES)
-    check_choice(primitive, "semantic", semantic, _SEMANTICS)
-    check_choice(primitive, "compare", compare, COMPARES)
-
-
-def _implement_wait(primitive, group):
-    """Of a `group`, which shares the signals."""
-    name = primitive.__name__
-
-    @gpu(primitive)
-    def _(signals, n, scope, semantic, value=1, compare="ge"):
+    def on_gpu(signals, n, scope, semantic, value=1, compare="ge"):
         check_words(name, "signals", signals)
         check_integer(name, n=n, value=value)
         scope = literal_choice(name, "scope", scope, SCOPES)
@@ -177,7 +83,6 @@ def _implement_wait(primitive, group):
         holds = getattr(operator, compare)
         dtype = signals.dtype
         read = load(dtype, semantic, scope)
-        number, count, meet = SHARES[group]
 
         @gpu_function
         def poll(address, wanted):
@@ -217,10 +122,53 @@ def _implement_wait(primitive, group):
 
         return impl
 
+    return waiting, on_gpu
 
-_implement_wait(wait, "thread")
-_implement_wait(wait_warp, "warp")
-_implement_wait(wait_block, "block")
+
+def _explain_wait(primitive, scope, semantic, compare):
+    check_choice(primitive, "scope", scope, SCOPES)
+    check_choice(primitive, "semantic", semantic, _SEMANTICS)
+    check_choice(primitive, "compare", compare, COMPARES)
+
+
+@called_by_a_thread(_waiting)
+def wait(
+    signals: Array, n: int, scope: Scope, semantic: WaitSemantic, value: int = 1, compare: Comparison = "ge"
+) -> int:
+    """Wait until each of ``signals[0] .. signals[n - 1]`` satisfies the comparison with `value`. -> a token
+
+    signals   1-D, of uint64, int64, uint32 or int32, in global memory: this rank's, or a peer's (`symm_at`)
+    n         how many; ``signals[3:], 1`` waits for one. The literal 1 compiles without a loop over n
+    scope     "gpu" if the notifying threads run on this GPU, "sys" if they run on any GPU of the host; a
+              literal
+    semantic  "acquire": the calling thread's later accesses see what preceded each notify that it waited
+              for; "relaxed": no ordering; a literal
+    value     an integer, converted to the signals' dtype; 1 if it is left out
+    compare   "ge" (default: for signals that only grow), "eq", "ne", "gt", "le" or "lt"; a literal
+    ->        the value read of the last signal: for `consume_token`, or to use, such as a tail index
+
+    The wait orders what preceded the value that it read, and nothing that preceded a later value. When the
+    emulator looks for races, it returns the first value that satisfies the condition and that the thread may
+    still read, although the signal may hold a later one. A program must be correct with it.
+
+    The calling thread waits alone. ``cuda.syncthreads()`` afterwards passes on what it acquired to the other
+    threads of the block. In the PTX memory model the notify's release precedes the acquire, the acquire
+    precedes the barrier, and the barrier precedes what any thread of the block does next. Causality is
+    transitive, whatever the scopes on the way.
+
+    All threads of a warp or block call `wait_warp` and `wait_block`, with the same arguments; of one signal,
+    thread 0 waits. These return the last value that the calling thread itself read, or `value` if it read
+    none.
+
+    Prefer signals of the waiting rank: for a peer's, the wait polls with loads over NVLink. For a signal that
+    arrives over the network (put_signal, or signal_op of a remote rank), use `signal_wait_until`.
+    """
+
+
+wait_warp = called_by("warp", wait, _SHARED)
+"""`wait` by all threads of a warp: they share the signals, and synchronize; each has acquired all n."""
+wait_block = called_by("block", wait, _SHARED)
+"""`wait` by all threads of a block: they share the signals, and synchronize; each has acquired all n."""
 
 
 def consume_token(value: T, token: int) -> T:
