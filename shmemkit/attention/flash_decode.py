@@ -68,6 +68,8 @@ from shmemkit.device.cuda.unroll import chained, tuple_of
 from shmemkit.device.cuda.weighted_sums import four_words, weighted_sum
 from shmemkit.device.packets.transports import LAMPORT
 from shmemkit.gemm import gpu_of
+from shmemkit.gemm.epilogue import inline
+from shmemkit.gemm.problem import flat
 from shmemkit.operations.operation import Given, Operation
 from shmemkit.operations.packet_method import PacketMethod
 from shmemkit.runtime.world import World
@@ -125,10 +127,6 @@ def tile_of(group, head_dim, shared_bytes=HOPPER_BYTES):
         if static + tile.shared_bytes(head_dim) <= shared_bytes:
             return tile
     return TILES[-1]
-
-
-def inline(function):
-    return cuda.jit(device=True, forceinline=True)(function)
 
 
 @functools.cache
@@ -803,9 +801,8 @@ class FlashDecode(Operation):
         scale = scale * (2 / cap if cap else 1) * LOG2_E
         q, out = q.reshape(-1), out.reshape(-1)
         capacity = min(max(1, pages) * size, MOST_TOKENS)
-        return self._method.bind(
-            *(q, _flat(k), _flat(v), table, lengths, out, batch, cache, capacity, scale, cap * LOG2_E)
-        )
+        k, v = flat(k, k.dtype), flat(v, v.dtype)
+        return self._method.bind(q, k, v, table, lengths, out, batch, cache, capacity, scale, cap * LOG2_E)
 
     def _check_cache(self, k, v, batch, block_table):
         """-> pages of a sequence, or 0 without a table; tokens of a page"""
@@ -842,20 +839,6 @@ class FlashDecode(Operation):
 WHO = FlashDecode.__name__
 MOST_TOKENS = (1 << 31) - 1  # of a sequence: lengths are int32
 MOST_BYTES = (1 << 32) * PIECE - PIECE  # of k: pieces are counted in 32 bits
-
-
-def _flat(array):
-    """The memory of k or v from its first element to its last."""
-    if not array.size:
-        return array.reshape(-1)
-    size = 1 + sum(
-        (n - 1) * s // array.dtype.itemsize for n, s in zip(array.shape, array.strides, strict=True)
-    )
-    if isinstance(array, np.ndarray):
-        strided = np.lib.stride_tricks.as_strided
-    else:
-        from cupy.lib.stride_tricks import as_strided as strided
-    return strided(array, (size,), (array.dtype.itemsize,))
 
 
 GPU_KERNELS = {

@@ -9,10 +9,9 @@ Packet    480 bytes of one or several pieces, in the registers of the warp; on t
 
 import functools
 
-from numba import types
-
 from shmemkit.device.cuda.accumulators import ITEMSIZE
 from shmemkit.device.cuda.float_storage import element
+from shmemkit.device.cuda.weighted_sums import two_words
 from shmemkit.device.cuda.word_reductions import reduction
 from shmemkit.device.packets.ll128 import TILE_BYTES, TILE_WORDS
 from shmemkit.device.shmem.ordered_access import load_vec16
@@ -51,9 +50,7 @@ def unit_in_packet(lane):
 def packet(piece, j, last, lane):
     """-> the lane's two words of packet j of a piece; the second one is undefined in threads 7, 15, 23 and
     31."""
-    a, b, c, d = load_vec16(piece, 16 * min(30 * j + unit_in_packet(lane), last))
-    low = types.uint64(b) << types.uint64(32) | types.uint64(a)
-    high = types.uint64(d) << types.uint64(32) | types.uint64(c)
+    low, high = two_words(load_vec16(piece, 16 * min(30 * j + unit_in_packet(lane), last)))
     return high if lane & 15 == 15 else low, high
 
 

@@ -98,7 +98,7 @@ def check_order(order, n_m, n_n):
 
 
 def flat(array, dtype):
-    """The memory of a 2-D array with strides that are not negative, from its first element to its last, as a
+    """The memory of an array with strides that are not negative, from its first element to its last, as a
     1-D array of `dtype`, as wide as its elements, or as some in a row of which all is a multiple."""
     if not array.size:
         return array.reshape(-1).view(dtype)

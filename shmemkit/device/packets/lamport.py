@@ -48,6 +48,7 @@ from shmemkit.typing import Array
 from ..argument_checks import check_emulated_integer, check_integer, described
 from ..cuda.array_words import load_word, n_words, store_word
 from ..cuda.unroll import folded, for_each, mapped
+from ..cuda.weighted_sums import four_words, two_words
 from ..emulator import address_of, current_thread, from_scalar, place
 from ..shmem import bounded_waits
 from ..shmem.peers import offset_of
@@ -223,9 +224,7 @@ def _(x, i):
     check_pieces("load_piece", "x", x)
 
     def whole(x, i):
-        a, b, c, d = _load_16(x, 16 * types.int64(i))
-        half = types.uint64(32)
-        return types.uint64(b) << half | types.uint64(a), types.uint64(d) << half | types.uint64(c)
+        return two_words(_load_16(x, 16 * types.int64(i)))
 
     def by_words(x, i):
         at = 2 * types.int64(i)
@@ -243,9 +242,7 @@ def _(out, i, words):
     check_pieces("store_piece", "out", out)
 
     def whole(out, i, words):
-        (low, high), half = words, types.uint64(32)
-        four = types.uint32(low), types.uint32(low >> half), types.uint32(high), types.uint32(high >> half)
-        _store_16(out, 16 * types.int64(i), four)
+        _store_16(out, 16 * types.int64(i), four_words(words))
 
     def by_words(out, i, words):
         at = 2 * types.int64(i)

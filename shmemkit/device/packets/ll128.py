@@ -44,6 +44,7 @@ from ..argument_checks import (
 )
 from ..cuda.array_words import load_word, n_words, store_word
 from ..cuda.unroll import chained, mapped, tuple_of
+from ..cuda.weighted_sums import two_words
 from ..emulator import current_thread, from_scalar, group_thread
 from ..shmem import bounded_waits
 from ..shmem.peers import offset_of
@@ -339,9 +340,7 @@ def _(x, i):
     check_pieces("load_tile", "x", x)
 
     def by_pieces(x, i):
-        a, b, c, d = _load_16(x, 16 * min(_piece(i), types.int32(x.size - 1)))
-        low = types.uint64(b) << types.uint64(32) | types.uint64(a)
-        high = types.uint64(d) << types.uint64(32) | types.uint64(c)
+        low, high = two_words(_load_16(x, 16 * min(_piece(i), types.int32(x.size - 1))))
         return high if cuda.laneid & 15 == 15 else low, high
 
     def by_words(x, i):
