@@ -18,7 +18,7 @@ import shmemkit as sk
 from shmemkit.device import padding, span
 from shmemkit.device.cuda.unroll import tuple_of
 from shmemkit.emu import DeadlockError, RaceError
-from shmemkit.gemm import all_reduce
+from shmemkit.gemm import all_reduce, last_block
 from shmemkit.gemm.all_reduce import ll128
 from shmemkit.gemm.sm90 import Kinds, Layout, Tile, shared_bytes
 from shmemkit.gemm.sm90_host import choices_of
@@ -310,8 +310,8 @@ PARTS = tiles(32, 3), [(17, 40, 200)] * 2
     [
         ("one_shot", SMALL, store("epoch", "1", inside="gemm_ll128")),
         ("one_shot", SMALL, omit_store("epochs[]")),
-        ("one_shot", SMALL, omit_store("done[]")),
-        ("one_shot", SMALL, condition("cuda.atomic.add", "cuda.atomic.add(done, 0, 1) >= 0")),
+        ("one_shot", SMALL, (last_block, omit_store("done[]"))),
+        ("one_shot", SMALL, (last_block, store("last", "cuda.atomic.add(done, 0, 1) >= 0"))),
         ("one_shot", SMALL, omit("cuda.syncwarp", 2, "send_piece")),
         ("one_shot", SMALL, argument("Given", 2, "parts + step")),  # one slot for all ranks
         ("one_shot", PARTS, store("first", "column * per_warp", inside="take")),  # and for all rows
@@ -323,7 +323,7 @@ PARTS = tiles(32, 3), [(17, 40, 200)] * 2
 )
 def test_each_line_is_needed(mutate, method, case, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    mutate(ll128, change)
+    mutate(*(change if isinstance(change, tuple) else (ll128, change)))
     options, sizes = case
     assert is_missed(compute, (method, sizes, "kn", None, "bfloat16", options), 12)
 

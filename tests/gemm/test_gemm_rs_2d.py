@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from fast import slow
 from gemms import check_graphs_and_streams
-from mutations import argument, condition, goes_wrong, omit, omit_store, seeds, single_buffer, store
+from mutations import argument, goes_wrong, omit, omit_store, seeds, single_buffer, store
 from numba import cuda
 from test_gemm_rs import BFLOAT16, OBJECTS, compute, expected, given
 
 import shmemkit as sk
+from shmemkit.gemm import last_block
 from shmemkit.gemm.reduce_scatter import fused_2d
 
 pytestmark = pytest.mark.usefixtures("messages")
@@ -227,8 +228,8 @@ def test_nothing_is_wrong_otherwise():
         argument("signal_wait_until", 2, "epoch - 1"),
         omit("cuda.syncthreads"),
         omit_store("epochs[]"),
-        omit_store("done[]"),
-        condition("cuda.atomic.add", "cuda.atomic.add(done, 0, 1) == 0"),
+        (last_block, omit_store("done[]")),
+        (last_block, store("last", "cuda.atomic.add(done, 0, 1) == 0")),
         argument("put_signal_nbi_block", 2, "span(inbox_full, node * MAX_CHUNKS, 1)"),
         store("there", "span(inbox, buffer * n_nodes * room + begin, size)"),  # one slot for all nodes
         single_buffer(),
@@ -236,5 +237,5 @@ def test_nothing_is_wrong_otherwise():
 )
 def test_each_part_is_needed(mutate, change):
     """Without it the result is wrong, or the emulator reports why it may be."""
-    mutate(fused_2d, change)
+    mutate(*(change if isinstance(change, tuple) else (fused_2d, change)))
     assert is_wrong(3)
