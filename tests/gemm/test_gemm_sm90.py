@@ -4,6 +4,7 @@ when one of its waits or fences is taken away."""
 import ml_dtypes
 import numpy as np
 import pytest
+from kernel_types import types_of
 from mutations import argument, callee, delay, goes_wrong, omit, omit_store, store
 from numba import cuda, types
 from ptx import compile_ptx, resources
@@ -199,8 +200,8 @@ def test_a_kernel_of_its_own_with_functions_for_order_and_waiting():
 
 
 def test_it_compiles_as_it_does_alone():
-    signature = sm90.signature(CHAINED[1], types.uint64[::1], types.int32[::1])
-    needed = resources(compile_ptx(chained_kernel, signature))
+    of_gemm = types_of(*sm90.table_entry(sm90.gemm_kernel(*CHAINED), CHAINED[1]))
+    needed = resources(compile_ptx(chained_kernel, (*of_gemm, types.uint64[::1], types.int32[::1])))
     assert needed.spills == needed.stack == 0
 
 
