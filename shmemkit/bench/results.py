@@ -191,7 +191,8 @@ class Results:
         self.date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.n_ranks, self.emulated = world.n_ranks, world.backend.name == "emulator"
         self.method = ON_EMULATOR if self.emulated else METHOD
-        self.environment = {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}
+        shown = {k for k in os.environ if k.startswith(VARIABLES)} - {"SHMEMKIT_SECRET"}
+        self.environment = {k: os.environ[k] for k in sorted(shown)}
         self.machine = _machine(world)
 
     @classmethod

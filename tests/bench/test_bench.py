@@ -442,6 +442,7 @@ def test_json_says_where_and_how(tmp_path, monkeypatch):
     for name in MULTICAST_OFF:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+    monkeypatch.setenv("SHMEMKIT_SECRET", "which nobody else knows")
     arguments = ["--sizes", "64", "--methods", "auto", f"--plot={tmp_path}/p.svg"]
     data, _ = measured(tmp_path, 2, "all_gather", *arguments)
     assert set(data) == {
@@ -449,6 +450,7 @@ def test_json_says_where_and_how(tmp_path, monkeypatch):
     }
     assert set(data["machine"]) == {"gpu", "gpus", "driver", "cuda", "cpus", "python", "n_nodes"}
     assert data["n_ranks"] == 2 and not MULTICAST_OFF.items() - data["environment"].items()
+    assert "SHMEMKIT_SECRET" not in data["environment"]
     command = "python3 -m shmemkit.bench all_gather --sizes 64 --methods auto"
     assert data["command"] == f"{command} --plot=p.svg --json results.json"
     assert data["versions"]["numpy"] == np.__version__
