@@ -15,7 +15,7 @@ from shmemkit.typing import Comm, Communicator
 
 from . import environment
 from .communicator import SingleComm
-from .sockets import Link, SocketComm, gather, listen, place, reach
+from .sockets import Link, SocketComm, gather, listen, place, reach, warn_rank_0
 
 NEEDED = ("Get_rank", "Get_size", "allgather")  # of a user's own
 START = 300.0  # seconds that ranks have to start
@@ -138,18 +138,24 @@ def from_env(timeout: float = START) -> Communicator:
     try:
         listener = listen(address) if told.rank == 0 else None
     except OSError as error:
-        raise _cannot_listen(who, address, error) from None
+        raise _cannot_listen(who, address, secret, told.size, error) from None
     _of_env = _linked(listener, [address], secret, told.rank, told.size, limit, who)
     return _of_env
 
 
-def _cannot_listen(who, address, error):
-    if error.errno == errno.EADDRINUSE:
-        instead = "MASTER_PORT" if isinstance(address, bytes) else "SHMEMKIT_PORT"
-        other = f"Another program uses it. Choose another {instead}, the same on all ranks"
-        other += "; or another process of this job has RANK=0, too: give each its own RANK"
-        return OSError(errno.EADDRINUSE, f"{who}: rank 0 cannot listen at {place(address)}. {other}")
-    return OSError(error.errno, f"{who}: rank 0 cannot listen at {place(address)}: {error}")
+def _cannot_listen(who, address, secret, size, error):
+    text = f"{who}: rank 0 cannot listen at {place(address)}"
+    if error.errno != errno.EADDRINUSE:
+        return OSError(error.errno, f"{text}: {error}")
+    instead = "MASTER_PORT" if isinstance(address, bytes) else "SHMEMKIT_PORT"
+    user = "Another program uses it"
+    if warn_rank_0(address, secret, size):
+        user = "Another rank 0 waited there, as of an earlier run, and has been told to end, too"
+    return OSError(
+        errno.EADDRINUSE,
+        f"{text}. {user}. Choose another {instead}, the same on all ranks; or another process of this job "
+        "has RANK=0, too: give each its own RANK",
+    )
 
 
 def _linked(listener, addresses, secret, rank, size, limit, who):
@@ -262,11 +268,11 @@ def _names():
         try:
             probe.connect((os.environ.get("MASTER_ADDR") or "10.255.255.255", 9))
             names.append(probe.getsockname()[0])
-        except OSError:
+        except (OSError, UnicodeError):
             pass
     try:
         names += [where[0] for *_, where in socket.getaddrinfo(socket.gethostname(), None)]
-    except OSError:
+    except (OSError, UnicodeError):
         pass
     names = [name for name in names if not environment.is_loopback(name)]
     return list(dict.fromkeys([*map(str, names), socket.gethostname()]))

@@ -75,7 +75,8 @@ def check_alone():
     """ValueError if a variable says that this is one of several ranks, and none says how many there are."""
     if read() is not None:
         return
-    if rank := _integer("RANK", 0):
+    rank = _integer("RANK", 0)
+    if rank or (rank == 0 and os.environ.get("MASTER_ADDR")):
         raise ValueError(f"RANK is {rank}, and WORLD_SIZE is not set. {NEEDED}; for one rank, unset RANK")
     # Of a Job's pods, number 0 raises, too: it would compute alone while the others fail.
     if (index := _integer("JOB_COMPLETION_INDEX", 0)) is not None and not has_pmi():
@@ -95,7 +96,8 @@ def local_rank(n_ranks):
 def rendezvous(who, told):
     """-> (address, secret) by which the ranks find each other: see `sockets.listen`. ValueError if the
     environment does not say it."""
-    host, port = os.environ.get("MASTER_ADDR", "").strip(), _integer("MASTER_PORT", 1, 65535)
+    host = os.environ.get("MASTER_ADDR", "").strip().strip("[]")  # of an IPv6 address
+    port = _integer("MASTER_PORT", 1, 65535)
     secret, ours = os.environ.get("SHMEMKIT_SECRET", ""), _integer("SHMEMKIT_PORT", 1, 65535)
     said = f"{who}: there are {told.size} ranks ({told.by})"
     srun = ". Or let MPI bring them together: srun --mpi=pmix or --mpi=pmi2" if under_srun() else ""
@@ -105,6 +107,10 @@ def rendezvous(who, told):
     if not alone and (not host or (port is None and ours is None)):
         unset = f"{'MASTER_PORT' if host else 'MASTER_ADDR'} is not set"
         raise ValueError(f"{said}, but {unset}: no variable says where rank 0 is. {NEEDED}{srun}")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise ValueError(f"{who}: MASTER_ADDR is {host!r}, which cannot be a host's name: {error}") from None
     _integer("LOCAL_RANK", 0)  # wrong on the emulator, too
     if secret:
         if len(secret) < 16:
@@ -114,19 +120,19 @@ def rendezvous(who, told):
                 f"{who}: MASTER_PORT is 65535, and rank 0 listens on the port after it, which there is not. "
                 "Choose a smaller MASTER_PORT, or set SHMEMKIT_PORT, the same on all ranks"
             )
-        return (host, ours or int(port or 0) + 1), secret.encode()
+        return (host, ours or int(port or 0) + 1), os.fsencode(secret)
     if not (alone or is_loopback(host) or _integer("LOCAL_WORLD_SIZE", 1) == told.size):
         raise ValueError(
             f"{who}: MASTER_ADDR is {host!r}, so ranks may be on several hosts, where others can reach them, "
             "too. Set SHMEMKIT_SECRET on all ranks to the same text, which nobody else knows, such as "
             "`openssl rand -hex 16` prints; or, if all ranks are on one host, MASTER_ADDR=127.0.0.1"
         )
-    job = "|".join([host, str(port), *(os.environ.get(name, "") for name in _JOB)])
+    job = "|".join([str(port), *(os.environ.get(name, "") for name in _JOB)])
     return f"\0shmemkit-{os.getuid()}-{hashlib.sha256(job.encode()).hexdigest()[:16]}".encode(), b""
 
 
 def is_loopback(host):
     try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

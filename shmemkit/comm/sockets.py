@@ -41,6 +41,7 @@ HELLO = struct.Struct(f"<{len(MAGIC)}sII16s")  # MAGIC, rank, size, nonce
 ANSWER = struct.Struct(f"<{len(MAGIC)}s16s32s")  # MAGIC, nonce, proof
 LENGTH = struct.Struct("<Q")
 HANDSHAKE, PATIENT = 3.0, 10.0  # seconds: at the hub; at a rank, which may stand in line
+LINGER = 3.0  # seconds in which rank 0, which ends, still says why to ranks that come
 STUCK = 10  # seconds in which a rank must take what the hub sends
 PATIENCE = 60.0  # seconds, until a line says who is missing
 START_PATIENCE = 10.0  # seconds, while ranks start
@@ -161,9 +162,9 @@ def listen(address):
         if is_loopback(where[0]) and not is_loopback(host):
             continue  # Debian's /etc/hosts says so of this host's own name: others could not come
         try:
-            return socket.create_server(where[:2], family=family, backlog=1024)
+            return socket.create_server(where, family=family, backlog=1024)
         except OSError as error:  # a service's address, which this host does not have
-            if error.errno != errno.EADDRNOTAVAIL:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -180,53 +181,25 @@ def _connect(address):
             sock.close()
             raise
         return sock
-    return socket.create_connection(address, HANDSHAKE)
+    sock = socket.create_connection(address, HANDSHAKE)
+    if sock.getsockname() == sock.getpeername():  # TCP may give it the very port that it looks for
+        sock.close()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    return sock
 
 
 def gather(listener, secret, size, limit, who):
     """-> {rank: connection} of ranks 1 to `size` - 1, which come to `listener` within `limit` seconds.
-    RankTimeout, also there, if they do not. `who` begins messages."""
-    found: dict[int, Any] = {}
-    start, told = time.monotonic(), False
-    with listener, selectors.DefaultSelector() as selector:
+    RankTimeout, also there, if they do not; RuntimeError, also there, if they disagree. `who` begins
+    messages."""
+    with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        while len(found) < size - 1:
-            waited = time.monotonic() - start
-            missing = [rank for rank in range(1, size) if rank not in found]
-            if waited >= limit:
-                text = missing_text(who.removesuffix("()"), missing, [0, *sorted(found)], limit)
-                text = f"{text}. Are all {size} ranks started, with the same settings?"
-                _dismiss(found, "missing", text, missing)
-                raise RankTimeout(text, 0, who, missing)
-            if waited >= START_PATIENCE and not told:
-                told = True
-                say(f"shmemkit: {who} waits for {ranks_text(missing)}")
-            ready = [key.data for key, _ in selector.select(min(limit - waited, START_PATIENCE))]
-            if gone := [rank for rank in ready if rank is not None]:  # one that is there has nothing to say
-                text = f"{who}: {ranks_text(gone)} of {size} came, and died while others started"
-                _dismiss(found, "refused", text)
-                raise RuntimeError(text)
-            if not ready:
-                continue
-            sock, _ = listener.accept()
-            try:
-                rank, theirs = _admit(sock, secret)
-                refusal = None
-                if theirs != size:
-                    refusal = f"rank {rank} was told of {counted(theirs, 'rank')}, rank 0 of {size}"
-                elif rank not in missing:
-                    refusal = f"there is a rank {rank} already, or a rank that there cannot be, of {size}"
-                if refusal is not None:
-                    say(f"shmemkit: {who}: {refusal}")
-                    _send(
-                        sock, "refused", f"{who}: {refusal}. Give each rank its own, and all the same number"
-                    )
-                    sock.close()
-                    continue
-                found[rank] = sock
-                selector.register(sock, selectors.EVENT_READ, rank)
-            except (OSError, EOFError):
-                sock.close()  # a stranger
+        try:
+            found = _all_that_come(listener, selector, secret, size, limit, who)
+        finally:
+            for key in list(selector.get_map().values()):
+                if key.data is None:  # the listener, and strangers who say nothing
+                    key.fileobj.close()
     for sock in found.values():
         _prepare(sock)
         with contextlib.suppress(OSError):  # it has died, as the Link will see
@@ -234,8 +207,70 @@ def gather(listener, secret, size, limit, who):
     return found
 
 
-def _dismiss(found, *message):
-    for sock in found.values():
+def _all_that_come(listener, selector, secret, size, limit, who):
+    found: dict[int, Any] = {}
+    start, told, failed = time.monotonic(), False, None
+    at = place(listener.getsockname())
+
+    def fail(text):
+        nonlocal failed, limit
+        if failed is None:
+            failed, limit = text, min(limit, waited + LINGER)
+            for each in found.values():
+                selector.unregister(each)
+            _dismiss(found.values(), "refused", failed)
+
+    def disagree(text):
+        fail(
+            f"{who}: {text}. Give each rank its own number, and all the same WORLD_SIZE. If an earlier run "
+            f"still waits at {at}, end it, or take another port"
+        )
+
+    while len(found) < size - 1:
+        waited = time.monotonic() - start
+        missing = [rank for rank in range(1, size) if rank not in found]
+        if waited >= limit and failed is not None:
+            break
+        if waited >= limit:
+            text = missing_text(who.removesuffix("()"), missing, [0, *sorted(found)], limit)
+            text = f"{text}. Are all {size} ranks started, with the same settings?"
+            _dismiss(found.values(), "missing", text, missing)
+            raise RankTimeout(text, 0, who, missing)
+        if waited >= START_PATIENCE and not told:
+            told = True
+            say(f"shmemkit: {who} waits at {at} for {ranks_text(missing)}")
+        ready = [key for key, _ in selector.select(min(limit - waited, START_PATIENCE))]
+        if gone := [
+            key.data for key in ready if key.data is not None
+        ]:  # one that is there has nothing to say
+            fail(f"{who}: {ranks_text(gone)} of {size} came, and died while others started")
+        elif ready and ready[0].fileobj is listener:
+            selector.register(listener.accept()[0], selectors.EVENT_READ)
+        elif ready:
+            sock: Any = ready[0].fileobj
+            selector.unregister(sock)
+            try:
+                rank, theirs = _admit(sock, secret)
+            except (OSError, EOFError):
+                sock.close()  # a stranger
+                continue
+            if theirs != size:
+                disagree(f"rank {rank} was told of {counted(theirs, 'rank')}, rank 0 of {size}")
+            elif rank not in missing:
+                disagree(f"there is a rank {rank} already, or a rank that there cannot be, of {size}")
+            if rank in missing:
+                found[rank] = sock
+            if failed is None:
+                selector.register(sock, selectors.EVENT_READ, rank)
+            else:
+                _dismiss([sock], "refused", failed)
+    if failed is not None:
+        raise RuntimeError(failed)
+    return found
+
+
+def _dismiss(socks, *message):
+    for sock in socks:
         with contextlib.suppress(OSError):
             _send(sock, *message)
         sock.close()
@@ -244,8 +279,8 @@ def _dismiss(found, *message):
 def reach(addresses, secret, rank, size, limit, who):
     """-> this rank's connection to the hub, at one of `addresses`. RankTimeout if it does not come within
     `limit` seconds; PermissionError, ConnectionError or RuntimeError if it is another's."""
-    start, pause, last, met = time.monotonic(), 0.01, None, None
-    deadline = start + limit
+    start, pause, last, met, told = time.monotonic(), 0.01, None, None, False
+    deadline, at = start + limit, " or ".join(map(place, addresses))
     while True:
         for address in addresses:
             sock = None
@@ -265,7 +300,7 @@ def reach(addresses, secret, rank, size, limit, who):
                     ) from None
             except PermissionError as error:
                 raise PermissionError(f"{who}: {error}") from None
-            except (OSError, EOFError) as error:  # not there yet, or gone
+            except (OSError, EOFError, UnicodeError) as error:  # not there yet, or gone; no name of a host
                 last = str(error) or type(error).__name__
                 if met == address and isinstance(error, ConnectionRefusedError):
                     raise ConnectionError(f"{who}: rank 0 has died while ranks started") from None
@@ -276,11 +311,24 @@ def reach(addresses, secret, rank, size, limit, who):
             if sock is not None:
                 sock.close()
         if time.monotonic() >= deadline:
-            at = " or ".join(map(place, addresses))
             text = missing_text(who.removesuffix("()"), [0], [rank], limit)
             raise RankTimeout(f"{text}, and looks at {at}: {last}", rank, who, [0])
+        if time.monotonic() - start >= START_PATIENCE and not told:
+            told = True
+            say(f"shmemkit: rank {rank} waits for rank 0 at {at}: {last}")
         time.sleep(pause)
         pause = min(2 * pause, 0.3)
+
+
+def warn_rank_0(address, secret, size):
+    """Another rank 0 listens at `address`, where this one cannot: tell it, so that it ends. -> whether it has
+    said so"""
+    try:
+        with _connect(address) as sock:
+            _greet(sock, secret, 0, size)
+            return _next(sock, time.monotonic() + PATIENT)[0] == "refused"
+    except (OSError, EOFError):
+        return False
 
 
 def place(address):
@@ -518,9 +566,10 @@ class SocketComm(Communicator):
         a rank's `limit` of seconds. The first of those that wait for `patience` seconds calls
         ``waiting(ranks that are there)``."""
         link, start = self.link, time.monotonic()
+        data = pickle.dumps(value, 5)  # if it fails, there was no call
         self._calls += 1
         key = self.ranks, self._number, self._calls
-        link.call(key, "join", pickle.dumps(value, 5))
+        link.call(key, "join", data)
         asked = False
         while True:
             first = limit is None or patience < limit

@@ -24,7 +24,7 @@ _status = None  # what a child gave sys.exit()
 
 TEXT = (
     "this process was forked from rank {}, and is no rank itself: it can call nothing of shmemkit. Start it "
-    "before shmemkit.init(), or by multiprocessing.get_context('spawn')"
+    "before shmemkit.init(), or by multiprocessing.get_context('spawn') with RANK and WORLD_SIZE unset"
 )
 
 

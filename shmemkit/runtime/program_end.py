@@ -107,6 +107,7 @@ class ExitHandler:
             self.fail(type(error), error, error.__traceback__)
 
     def _abort(self, status):
+        status = status & 0xFF or 1  # the system keeps these bits; a failure never ends with 0
         with contextlib.suppress(Exception):  # a disk that is full, a pipe that is closed
             sys.stdout.flush()
         if self.comm is None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import socket
 import threading
 import time
@@ -133,6 +134,16 @@ def test_without_a_limit_one_rank_says_who_is_missing(ranks, monkeypatch, capsys
     assert capsys.readouterr().err.count(said) == 1
 
 
+def test_a_value_that_cannot_be_sent_is_no_call(ranks):
+    def main(comm):
+        if comm.rank == 1:
+            with pytest.raises((AttributeError, pickle.PicklingError)):
+                comm.allgather(lambda: None)
+        return comm.meet(comm.rank, "call", 2, 60, print)
+
+    assert ranks(2, main) == [([0, 1], None)] * 2
+
+
 def test_who_has_ended_is_named(ranks):
     def main(comm):
         if comm.rank == 1:
@@ -166,8 +177,9 @@ def test_strangers(capsys):
     """Nothing that they send is unpickled, and ranks still come."""
     listener = listen(("127.0.0.1", 0))
     address = listener.getsockname()
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, socket.create_connection(address) as silent:
         found = pool.submit(gather, listener, b"the secret", 2, 20, "start")
+        since = time.monotonic()
         with socket.create_connection(address) as other, contextlib.suppress(ConnectionResetError):
             other.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(64))
             assert other.recv(1) == b""
@@ -178,6 +190,8 @@ def test_strangers(capsys):
         with reach([address], b"the secret", 1, 2, 20, "start"):
             (connection,) = found.result().values()
             connection.close()
+        assert time.monotonic() - since < 2.5, "it waited for the one who says nothing"
+        assert silent.recv(1) == b""
     assert "calls itself rank 1 has another SHMEMKIT_SECRET" in capsys.readouterr().err
 
 

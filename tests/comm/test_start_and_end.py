@@ -2,15 +2,19 @@
 nothing is left."""
 
 import contextlib
+import errno
+import re
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from started import free_port
 
 from shmemkit.comm import sockets
 from shmemkit.comm.sockets import Link, SocketComm, _admit, _greet, gather, listen, reach
+from shmemkit.support.timeouts import RankTimeout
 
 SECRET = b"the secret of the tests"
 
@@ -22,6 +26,40 @@ def test_the_name_of_this_host_is_not_its_loopback(monkeypatch, host, seen):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     with listen((host, 0)) as listener:
         assert listener.getsockname()[0].startswith("127.") == seen
+
+
+def test_an_address_keeps_its_scope(monkeypatch):
+    """Of the link that it is on. One of a family that this host does not have is passed over."""
+    tried = []
+
+    def create_server(where, family, **_):
+        tried.append(where)
+        raise OSError(errno.EAFNOSUPPORT, "no such family") if where[0] else RuntimeError("enough")
+
+    where = "fe80::1", 5, 0, 2
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET6, 1, 6, "", where)])
+    monkeypatch.setattr(socket, "create_server", create_server)
+    with pytest.raises(RuntimeError, match="enough"):
+        listen(("fe80::1%eth0", 5))
+    assert tried == [where, ("", 5)]
+
+
+def test_a_connection_to_itself_is_none(monkeypatch, capsys):
+    """TCP may give a socket the very port that it wants to reach. Who waits long says for whom, once."""
+
+    def create_connection(address, timeout):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.connect(address)
+        return sock
+
+    monkeypatch.setattr(sockets, "START_PATIENCE", 0.1)
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    with pytest.raises(RankTimeout, match=r"port \d+: \[Errno 111\] Connection refused"):
+        reach([("127.0.0.1", free_port())], SECRET, 1, 2, 0.5, "start")
+    said = r"shmemkit: rank 1 waits for rank 0 at 127.0.0.1, port \d+: \[Errno 111\] Connection refused\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
 
 
 def test_a_rank_that_dies_while_others_start():
@@ -38,6 +76,19 @@ def test_a_rank_that_dies_while_others_start():
         for each in (hub, other):
             with pytest.raises(RuntimeError, match=r"rank 1 of 4 came, and died"):
                 each.result(10)
+
+
+def test_who_comes_later_learns_that_ranks_disagree():
+    name = b"\0shmemkit-test-" + str(time.monotonic_ns()).encode()
+    listener = listen(name)
+    with ThreadPoolExecutor(2) as pool:
+        hub = pool.submit(gather, listener, SECRET, 3, 20, "start")
+        said = "rank 1 was told of 4 ranks, rank 0 of 3"
+        for rank, size in ((1, 4), (2, 3)):
+            with pytest.raises(RuntimeError, match=said):
+                reach([name], SECRET, rank, size, 5, "start")
+        with pytest.raises(RuntimeError, match=said):
+            hub.result(1)
 
 
 def test_rank_0_dies_while_others_start():
