@@ -111,6 +111,7 @@ def init(
     given = choice.default() if comm is None else comm
     whole: Any = None if given is None else choice.whole(given)
     try:
+        _check_backends(whole, name, reason)
         host.world = world = World(name, whole, local_size)
     except BaseException:
         if whole is not given:
@@ -119,6 +120,15 @@ def init(
     if whole is not given:
         world._connections = whole
     return world
+
+
+def _check_backends(comm, name, reason):
+    """RuntimeError, on all ranks of `comm`, unless they have chosen the same backend."""
+    found = [] if comm is None or comm.Get_size() == 1 else comm.allgather((name, reason))
+    if len({backend for backend, _ in found}) > 1:
+        given = [f"the backend {backend!r} ({why})" for backend, why in found]
+        rule = "init(): all ranks need the same backend. Set SHMEMKIT_BACKEND to it on all of them"
+        check_equal(given, rule, "take", RuntimeError)
 
 
 def _asked_for(requested):

@@ -1,8 +1,11 @@
 """A launch counts when 3 ranks make a right all-reduce, a rank killed by -9 ends the others in 5 s, and an
 exception of rank 1 is read on the terminal: under torchrun, and with the variables of other launchers."""
 
+import contextlib
 import importlib.util
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +13,7 @@ import tempfile
 
 import pytest
 from launch_outcomes import finished
+from launched import ROOT
 from started import Job, clean, free_port, plain
 
 N = 3
@@ -158,6 +162,63 @@ def test_two_ranks_without_mpi():
         """
     for status, output in Job(2, code).ended().values():
         assert status == 0 and output == "[0, 1]\n" * 2
+
+
+@pytest.mark.processes(2)
+def test_ranks_with_different_backends():
+    def of(rank, n, port):
+        return plain(rank, n, port) | {"SHMEMKIT_BACKEND": "emulator" if rank else "nvshmem"}
+
+    said = "ranks disagree: rank 0 takes the backend 'nvshmem' (SHMEMKIT_BACKEND asks for it), rank 1 takes"
+    for status, output in Job(2, "import shmemkit as sk; sk.init()", of=of).ended().values():
+        assert status == 1 and f"RuntimeError: {said}" in output
+
+
+def test_ctrl_c_ends_the_ranks_of_the_loop(tmp_path):
+    """As docs/launchers.md has it."""
+    text = (ROOT / "docs/launchers.md").read_text()
+    script = re.search(r"```bash\n(pids=.*?)```", text, re.DOTALL)[1]
+    python = tmp_path / "python"
+    python.write_text("#!/bin/bash\necho $$ $MASTER_PORT\nexec sleep 60\n")
+    python.chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    loop = subprocess.Popen(["bash", "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+    ranks = [loop.stdout.readline().split() for _ in range(4)]
+    loop.send_signal(signal.SIGINT)
+    try:
+        loop.communicate(timeout=10)  # the end of its output is that of all ranks
+    finally:
+        for pid, _ in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    assert loop.returncode == 130 and len({port for _, port in ranks}) == 1
+
+
+def test_a_failure_never_ends_with_status_0():
+    """The system keeps the last eight bits of a status."""
+    from shmemkit.runtime.program_end import ExitHandler
+
+    class Ended(BaseException):
+        pass
+
+    class Comm:
+        def Get_rank(self):
+            return 0
+
+        def Get_size(self):
+            return 2
+
+        def Abort(self, status):
+            raise Ended(status)
+
+    handler = ExitHandler(Comm())
+    try:
+        handler.exit(0)
+        for status, expected in ((256, 1), (3, 3), (-1, 255), ("why", 1)):
+            with pytest.raises(Ended, match=f"^{expected}$"):
+                handler.exit(status)
+    finally:
+        handler.forget()
 
 
 @pytest.mark.parametrize("answer", ["ranks of another", "too few"])
