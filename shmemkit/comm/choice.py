@@ -123,7 +123,7 @@ def from_env(timeout: float = START) -> Communicator:
     When a rank dies, all others end. Without these variables, or with WORLD_SIZE=1, it is one rank. A second
     call returns the same communicator.
 
-    ValueError for variables that are missing or wrong; RuntimeError if two ranks have the same RANK;
+    ValueError for variables that are missing or wrong; RuntimeError, on all ranks, if two have the same RANK;
     PermissionError if a rank has a different secret; OSError if the port is in use.
     """
     global _of_env

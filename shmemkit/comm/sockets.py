@@ -198,8 +198,9 @@ def gather(listener, secret, size, limit, who):
             found = _all_that_come(listener, selector, secret, size, limit, who)
         finally:
             for key in list(selector.get_map().values()):
+                sock: Any = key.fileobj
                 if key.data is None:  # the listener, and strangers who say nothing
-                    key.fileobj.close()
+                    sock.close()
     for sock in found.values():
         _prepare(sock)
         with contextlib.suppress(OSError):  # it has died, as the Link will see
