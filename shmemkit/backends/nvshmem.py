@@ -213,6 +213,11 @@ class NvshmemBackend:
                 "per GPU, or set SHMEMKIT_OVERSUBSCRIBE=1 to share them: results are the same, but "
                 "kernels that wait for each other take turns, which takes longer"
             )
+        if len({len(ranks) for ranks in sharing.values()}) > 1:
+            raise RuntimeError(
+                f"init(): there are {self.n_ranks} ranks for {len(sharing)} GPUs, so some GPUs have more "
+                "ranks than others. NVSHMEM 3.8 does not start so. Start as many ranks on each GPU"
+            )
         return device
 
     def _init_nvshmem(self, device):
@@ -220,8 +225,6 @@ class NvshmemBackend:
         size = self._bindings.uniqueid_dtype.itemsize
         data = self.comm.bcast(ctypes.string_at(uid.ptr, size) if self.rank == 0 else None, root=0)
         ctypes.memmove(uid.ptr, data, size)
-        if self.shares_gpus:  # NCCL takes one rank a GPU; NVSHMEM ends where some of its ranks can use it
-            os.environ.setdefault("NVSHMEM_DISABLE_NCCL", "1")
         try:
             self._core.init(
                 device=device, uid=uid, rank=self.rank, nranks=self.n_ranks, initializer_method="uid"
