@@ -163,6 +163,7 @@ def wait(
     Prefer signals of the waiting rank: for a peer's, the wait polls with loads over NVLink. For a signal that
     arrives over the network (put_signal, or signal_op of a remote rank), use `signal_wait_until`.
     """
+    ...
 
 
 wait_warp = called_by("warp", wait, _SHARED)
