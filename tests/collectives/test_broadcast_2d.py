@@ -53,7 +53,7 @@ def test_what_is_not_enough_memory_is_said_first(pes):
 
     def main():
         message = (
-            "not enough memory for push_2d. .*symmetric heap is full.* Others cannot run at all. ll128: "
+            "not enough memory for push_2d. .*symmetric heap is full.* Others cannot run at all. scatter: "
         )
         with pytest.raises(MemoryError, match=message):
             sk.Broadcast(sk.init(), 1 << 40)

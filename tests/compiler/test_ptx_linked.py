@@ -6,7 +6,7 @@ import re
 import struct
 
 import pytest
-from kernel_types import listed
+from kernel_types import listed, types_of
 from ptx import disassembled, link
 
 from shmemkit.attention import flash_decode
@@ -62,6 +62,6 @@ def test_flash_decode_fits_into_shared_memory(group):
     """Wide tiles do not where many heads of q share one of k. The launch would fail, on GPUs only."""
     tile = flash_decode.tile_of(group, 128)
     kernel = flash_decode.decode_kernel(2, 1, group, 128, "float16", "all_gather", tile)
-    static = shared_bytes(link(kernel, flash_decode._types, lto=True)) - RESERVED
+    static = shared_bytes(link(kernel, types_of(kernel, {}), lto=True)) - RESERVED
     assert tile.static_bytes(group, 128) <= static <= 48 << 10
     assert static + tile.shared_bytes(128) <= flash_decode.HOPPER_BYTES

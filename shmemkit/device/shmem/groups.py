@@ -63,6 +63,7 @@ def called_by(group, primitive: F, more=".") -> F:
 
 def _form(declared, family, name, group, doc) -> Any:
     emulated, typing_function = family(declared.__name__, name, group)
+    emulated.__code__ = emulated.__code__.replace(co_name=name)  # for timelines and tracebacks
     form = functools.wraps(declared)(emulated)
     form.__name__ = form.__qualname__ = name
     form.__doc__ = doc
