@@ -67,3 +67,7 @@ def test_rows_that_are_wrong_are_not_fitted(fitting, tmp_path, monkeypatch):
     wrong = {(row["op"], row["bytes"]) for row in data["rows"] if row.get("note", "").startswith("wrong")}
     assert wrong
     assert not any((s.case[1], s.nbytes) in wrong and "two_shot" in s.method for s in fitting.samples([name]))
+
+
+def test_every_collective_has_methods_by_the_model():
+    assert cost_model.METHODS.keys() == tuning.DEFAULTS.keys()
