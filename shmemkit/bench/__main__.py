@@ -115,15 +115,20 @@ def _complete(options):
     options.out = options.out or default["out"]
 
 
+def take_usual_sizes(world, options):
+    """Fill in the sizes, which depend on the backend, where none were given."""
+    if "sizes" in options and not options.sizes:
+        emulated = world.backend.name == "emulator"
+        options.sizes = parse_sizes(EMULATED_SIZES if emulated else options.usual_sizes)
+
+
 def measure(world, options):
     """-> Results, the same on every rank. Collective."""
     if options.tune and not options.file_named and world.backend.name == "emulator":
         raise SystemExit(
             "--tune: this is the emulator, whose times mean nothing. To try the option out, name a FILE"
         )
-    if "sizes" in options and not options.sizes:
-        emulated = world.backend.name == "emulator"
-        options.sizes = parse_sizes(EMULATED_SIZES if emulated else options.usual_sizes)
+    take_usual_sizes(world, options)
     results = Results(world, options.arguments)
     if options.compare:
         try:

@@ -66,6 +66,12 @@ def answers(folder):
 # ---- the files
 
 
+def test_a_command_of_sizes_takes_its_usual_ones(folder):
+    run(folder, plan.Batch("p2p", 2, plan.ALL, ["p2p", "--replays", "1", "--iters", "1", "--blocks", "2"]))
+    data = read(folder, "p2p_emulatorx2.json")
+    assert data["measured"][""]["answer"] == "done" and len({row["bytes"] for row in data["rows"]}) > 2
+
+
 def test_what_a_file_says(folder):
     run(folder, BATCH)
     data = read(folder)

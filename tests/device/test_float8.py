@@ -45,11 +45,11 @@ def reducing(op, dtype):
     return kernel
 
 
-def reduced(op, arrays, module=np):
-    """What `module`, CuPy or NumPy, and a kernel make of them."""
+def reduced(op, arrays, module=np, stream=0):
+    """What `module`, CuPy or NumPy, and a kernel on `stream` make of them."""
     words = module.asarray(np.array([array.view("uint64") for array in arrays]))
     out = module.zeros(words.shape[1], "uint64")
-    reducing(op, arrays[0].dtype)[8, 32](words, out)
+    reducing(op, arrays[0].dtype)[8, 32, stream](words, out)
     return out
 
 

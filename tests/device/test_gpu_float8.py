@@ -15,5 +15,5 @@ def test_every_pair(op, dtype):
     world = gpu.world()
     pair = every_pair(dtype)
     for arrays in (pair, [*pair, pair[0][::-1].copy(), pair[1][:32768].repeat(2)]):
-        out = world.asnumpy(reduced(op, arrays, world.xp))
+        out = world.asnumpy(reduced(op, arrays, world.xp, world.stream))
         np.testing.assert_array_equal(out.view("uint8"), combined(op, arrays).view("uint8"))

@@ -201,7 +201,7 @@ def test_a_full_heap_says_what_to_do(world):
 @pytest.mark.gpu("its memory")
 def test_memory_is_used_again(world):
     free, _ = world.xp.cuda.runtime.memGetInfo()
-    size = int(free) // 3 // max(world.n_ranks, 1)
+    size = min(world.host_allgather(int(free))) // 3 // world.n_ranks
     for _ in range(6):
         sk.free(sk.empty(size, "uint8"))
 

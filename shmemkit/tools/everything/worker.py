@@ -12,7 +12,7 @@ from pathlib import Path
 
 import shmemkit as sk
 from shmemkit.bench import measure, nccl
-from shmemkit.bench.__main__ import NO_MULTICAST, parse
+from shmemkit.bench.__main__ import NO_MULTICAST, parse, take_usual_sizes
 from shmemkit.bench.torch_peer import TorchCall, leave
 from shmemkit.support.whole_files import write_whole
 from shmemkit.typing import Backend
@@ -64,6 +64,7 @@ def _measure(world, work, number, batch):
         arguments += ["--nccl", work["nccl"]]
     try:
         options = parse(arguments, tables=False)
+        take_usual_sizes(world, options)
         options.run(world, results, options, beat.progress)
     except SystemExit as refused:  # on all ranks alike, before anything runs
         results.end(f"refused: {refused}")
