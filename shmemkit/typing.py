@@ -159,7 +159,7 @@ GemmMethod: TypeAlias = Literal["auto", "sm90", "sm80", "simt"]
 GroupedGemmMethod: TypeAlias = Literal["auto", "sm90", "sm80"]
 AllGatherGemmMethod: TypeAlias = Literal["auto", "push", "overlap", "overlap_2d", "sequential"]
 AllGatherGroupedGemmMethod: TypeAlias = Literal["auto", "overlap", "sequential"]
-GroupedGemmReduceScatterMethod: TypeAlias = Literal["auto", "fused", "sequential"]
+GroupedGemmReduceScatterMethod: TypeAlias = Literal["auto", "gathered", "sequential"]
 GemmReduceScatterMethod: TypeAlias = Literal[
     "auto", "ll128_overlap", "copy_engine", "fused", "fused_2d", "sequential"
 ]

@@ -237,7 +237,7 @@ def plan(world, options):
     methods = options.methods or ("auto", *host.methods_for(world.n_nodes))
     entries += [Entry(Ours(world, method)) for method in methods]
     for method in methods:
-        if method in ("overlap", "fused"):
+        if method in ("overlap", "gathered"):
             entries.append(Entry(Indexed(world, method), name=f"{method}, index made before"))
     return entries, [_cases_of(world, op, shape, as_dtype(options.dtype)) for shape in options.shapes]
 

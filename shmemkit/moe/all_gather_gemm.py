@@ -24,16 +24,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from numba import cuda, int64
-
 from shmemkit.collectives.all_gather import AllGather
 from shmemkit.collectives.all_gather.push_ahead import PushAhead
 from shmemkit.gemm import gpu_of
 from shmemkit.gemm.distributed import multiprocessors_of_all
-from shmemkit.gemm.grouped.sm90 import stacked
-from shmemkit.gemm.problem import HALVES, Problem
-from shmemkit.gemm.sm90 import Kinds, Tile, grouping, table_entry
-from shmemkit.gemm.sm90_host import Choice, bind_gemm
+from shmemkit.gemm.problem import HALVES
 from shmemkit.operations.operation import Given
 from shmemkit.runtime.world import World
 from shmemkit.support.settings import integer, listed
@@ -41,29 +36,14 @@ from shmemkit.typing import AllGatherGroupedGemmMethod, AnyArray, AnyStream, Arr
 
 from .expert_index import ExpertIndex
 from .expert_layer import ExpertLayer
-from .gathered_rows import Rows, check_columns, gathered_body, refused, tile_of
+from .gathered_rows import bind_gathered, check_columns, flat
 from .moved_rows import moved_product
 
 __all__ = ["AllGatherGroupedGemm"]
 
-
-@functools.cache
-def ag_grouped_kernel(tile, kinds, others):
-    """-> the kernel for tiles like `tile` of products like `kinds`; `others`: whether other ranks exist"""
-    gemm = gathered_body(tile, kinds, grouping(tile.group), others)
-    tile_m, tile_n = tile.m, tile.n
-
-    @cuda.jit(launch_bounds=(tile.threads, 1))
-    def ag_grouped_gemm(operands, size, split, index, rows):
-        """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a
-        and map_out are not used. index: `pairs`, `tiles`, `sizes` of an ExpertIndex; rows: as of ``Rows``,
-        from `x` to `pitch`"""
-        (pairs, tiles, sizes), (_, n, k) = index, size
-        n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
-        extra = Rows(*(pairs, tiles, n_m, n_n, n, k, *rows, ()))  # pyright: ignore[reportCallIssue]
-        gemm(operands, (n_m * tile_m, n, k), split, extra)
-
-    return ag_grouped_gemm
+# Bytes of w from which "auto" is sequential on more than two ranks: "overlap" reads w again for the rows of
+# each rank. Decided by benchmarks/results/model/ag_grouped_gemm_h100x4.json
+LARGE = 1 << 29
 
 
 # ---- the host object
@@ -79,7 +59,8 @@ class AllGatherGroupedGemm(ExpertLayer):
 
     world       the World
     max_nbytes  bytes of the largest gathered tokens: n_ranks times an x
-    method      "auto", for now sequential, since overlap is not the faster at all shapes, or
+    method      "auto", the first of these that can compute a call, but sequential on more than two ranks
+                where w has over 512 MiB; or
                   overlap     copy engines send the tokens, one kernel multiplies: Hopper, one node; K and N
                               are multiples of 8
                   sequential  `AllGather`, then `grouped_matmul` of rows that are copied to their experts
@@ -92,8 +73,6 @@ class AllGatherGroupedGemm(ExpertLayer):
     """
 
     methods = ("overlap", "sequential")
-    # Decided by benchmarks/results/model/ag_grouped_gemm_h100x4.json
-    unused = "at 1 of 3 measured shapes it is slower than 'sequential', by 17 %"
     options: dict[str, Any] = {"columns": None}
     ARRAYS = {
         "x": Given("m k", dtype=None, align=0),
@@ -118,8 +97,11 @@ class AllGatherGroupedGemm(ExpertLayer):
             return {"max_nbytes": self.max_nbytes}
 
         super().__init__(world, method, options, check, sms)
+
+    def _prepare(self, name):
+        world = self.world
         self._gpu = gpu_of(world).limited(self.sms)
-        if self.used == "overlap":
+        if name == "overlap":
             most = multiprocessors_of_all(world, "overlap", sms=self.sms)
             self._ahead = self._part(PushAhead, world, self.max_nbytes)
             self._gathered = self._ahead.buffer
@@ -176,7 +158,7 @@ class AllGatherGroupedGemm(ExpertLayer):
 
     def _steps(self, arrays, index, steps):
         world, gpu, (x, w, _, out) = self.world, self._gpu, arrays.values()
-        (m, k), (n_experts, n, _), n_ranks = x.shape, w.shape, world.n_ranks
+        (m, k), (_, n, _), n_ranks = x.shape, w.shape, world.n_ranks
         whole = self._gathered[: n_ranks * x.nbytes].view(x.dtype).reshape(n_ranks * m, k)
         if self.used == "sequential":
 
@@ -184,55 +166,13 @@ class AllGatherGroupedGemm(ExpertLayer):
                 self._gather(x, whole, stream=stream)
 
             return [gather, *steps, *moved_product(world, gpu, index, index.topk, whole, w, out)]
-        if reason := refused(k, n, w, x=x, out=out):
-            raise ValueError(f"{type(self).__name__}: {reason}. Or use method='sequential', on all ranks")
-        me = world.rank
-        matrix: Any = stacked(w)
-        tile = tile_of(index, n_experts, n, gpu.multiprocessors, self.options["columns"])
-        product = bind_gemm(
-            functools.partial(_kernel, n_ranks > 1),
-            *(Problem(x, matrix.T, out, None, None), Choice(tile, 1), gpu.multiprocessors),
-            (index.pairs, index.tiles, index.sizes),
-            (
-                *(
-                    _flat(x),
-                    (me * m, (me + 1) * m),
-                    _flat(whole),
-                    index.topk,
-                    self._ahead.arrived,
-                    me,
-                    n_ranks,
-                ),
-                *(out.reshape(-1).view("uint8"), n * out.itemsize),
-            ),
-            m=index.max_tiles * tile.m,
-            n=n,
-            k=k,
-            n_tiles=index.max_tiles * -(-n // tile.n),
-        )
-        transfer = self._ahead.overlap(x, whole, "never")
-        return [transfer.start, *steps, product, functools.partial(transfer.finish, awaited=True)]
-
-
-def _kernel(others, tile, kinds):
-    return ag_grouped_kernel(tile, kinds, others)
-
-
-def _flat(array):
-    return array.reshape(-1).view("uint16")
-
-
-def _listed(others, tile, *kinds):
-    kinds = Kinds(*kinds)
-    return table_entry(ag_grouped_kernel(Tile(*tile), kinds, others), kinds)
-
-
-_BF16 = "bfloat16", "k", "k", "bfloat16"
-MINIMUM_CC = (9, 0)
-GPU_KERNELS = {
-    "128x256": _listed(True, (128, 256), *_BF16),
-    "128x256 columns": _listed(True, (128, 256), "float16", "k", "mn", "float16"),
-    "128x224": _listed(True, (128, 224), *_BF16),
-    "128x256 alone": _listed(False, (128, 256), *_BF16),
-    "64x128": _listed(True, (64, 128), *_BF16),
-}
+        late = self.method == "auto" and n_ranks > 2 and w.nbytes > LARGE
+        if self._is_sequential(k, n, w, x=x, out=out) or late:
+            transfer = self._ahead.overlap(x, whole)
+            product = transfer.wait, *moved_product(world, gpu, index, index.topk, whole, w, out)
+        else:
+            transfer, me = self._ahead.overlap(x, whole, "never"), world.rank
+            sources = (me * m, (me + 1) * m), flat(whole), index.topk, self._ahead.arrived, me, n_ranks
+            columns = self.options["columns"]
+            product = (bind_gathered(x, w, out, index, gpu.multiprocessors, columns, sources),)
+        return [transfer.start, *steps, *product, functools.partial(transfer.finish, awaited=True)]

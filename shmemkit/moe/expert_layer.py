@@ -10,18 +10,23 @@ from shmemkit.operations.operation import nothing
 from shmemkit.runtime.world import World
 
 from .expert_index import ExpertIndex, index_of
+from .gathered_rows import refused
+
+SLOW = ("emulator",)  # backends on which "auto" avoids the Hopper kernel
 
 
 class ExpertLayer(Products):
     """A subclass has
 
-    methods                       two: one for one node, and "sequential"
-    unused                        why "auto" does not take the first one
+    methods                       two: one for one node of Hopper GPUs, and "sequential"
+    _prepare(name)                makes what a method needs; ValueError, on all ranks, where it cannot be used
     _steps(arrays, index, steps)  -> the steps of a call, each run(stream); `steps` are those that make the
                                   index
+
+    `used` is the method's name. With "auto", a call that it cannot compute is computed by "sequential".
     """
 
-    unused: str
+    _prepare: Callable[[str], None]
     _steps: Callable[..., list[Callable]]
 
     def __init__(
@@ -33,8 +38,29 @@ class ExpertLayer(Products):
         sms: int | None = None,
     ):
         super().__init__(world, method, options, check, sms)
-        self.used = "sequential" if method == "auto" else method
-        self.refused = {self.methods[0]: self.unused} if method == "auto" else {}
+        self.refused, first = {}, self.methods[0]
+        if method == "auto" and world.backend.name in SLOW:
+            self.refused[first] = f"the {world.backend.name} takes long to compute it"
+        for name in self.methods if method == "auto" else (method,):
+            if name in self.refused:
+                continue
+            self.used = name
+            try:
+                return self._prepare(name)
+            except ValueError as error:
+                if method != "auto" or name != first:
+                    raise
+                self.refused[name] = str(error)
+
+    def _is_sequential(self, k, n, w, **arrays):
+        """Whether a call of these arrays is computed so. ValueError if the kernels of a method that was asked
+        for do not take them."""
+        if self.used == "sequential":
+            return True
+        reason = refused(k, n, w, **arrays)
+        if reason and self.method != "auto":
+            raise ValueError(f"{self._who}: {reason}. Use method='auto', on all ranks")
+        return bool(reason)
 
     @classmethod
     def methods_for(cls, n_nodes: int) -> tuple[str, ...]:

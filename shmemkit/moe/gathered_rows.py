@@ -1,5 +1,5 @@
-"""Grouped products of rows that lie anywhere: hooks for the Hopper kernel (``shmemkit.gemm.sm90``), which
-load the rows of a tile one by one, and store its results one by one.
+"""Grouped products of rows that lie anywhere: the Hopper kernel (``shmemkit.gemm.sm90``), with hooks that
+load the rows of a tile one by one, and store its results one by one. Both layers of ``sk.moe`` compute by it.
 
     out[pairs[i]] = a[row of pairs[i]] @ w[e].T   for each i, e the expert of that pair (``expert_index.py``)
 
@@ -49,18 +49,21 @@ from shmemkit.device.shmem.signals import wait
 from shmemkit.device.swizzle import quotient
 from shmemkit.gemm.epilogue import inline
 from shmemkit.gemm.grouped.expert_tiles import expert_of, row_of
-from shmemkit.gemm.grouped.sm90 import GROUP, choose, storing_rows, weights_that_cannot_be_loaded
+from shmemkit.gemm.grouped.sm90 import GROUP, choose, stacked, storing_rows, weights_that_cannot_be_loaded
+from shmemkit.gemm.problem import Problem
 from shmemkit.gemm.sm90 import (
     ALONE,
     BESIDE,
     WARPGROUP,
     WATCHING,
+    Kinds,
     Layout,
     Tile,
-    all_blocks,
     gemm_body,
+    grouping,
+    table_entry,
 )
-from shmemkit.gemm.sm90_host import ALIGNED, taken
+from shmemkit.gemm.sm90_host import ALIGNED, Choice, bind_gemm, taken
 from shmemkit.support.arrays import address_of
 
 from .expert_index import rows_in, source_of
@@ -79,7 +82,6 @@ class Rows(NamedTuple):
     topk              pairs of a row
     arrived           uint64 (n_ranks,): 1 where a rank's rows are there
     out, pitch        uint8; bytes from row to row
-    more              of the `order`, the `exchange` and `blocks`
     """
 
     pairs: Any
@@ -97,7 +99,6 @@ class Rows(NamedTuple):
     n_ranks: Any
     out: Any
     pitch: Any
-    more: Any
 
 
 @functools.cache
@@ -198,10 +199,10 @@ def gathering(tile, kinds, order, others):
 
 
 @functools.cache
-def gathered_body(tile, kinds, order, others, exchange=ALONE, blocks=all_blocks):
-    """-> ``gemm_body`` of such a product: the kernel gives it `m` of ``extra.n_m * tile.m``. `exchange`: of
-    which ``take`` and ``settle`` are used"""
-    by_k = kinds.b_major == "k"
+def gathered_kernel(tile, kinds, others):
+    """-> the kernel for tiles like `tile` of products like `kinds`; `others`: whether other ranks exist"""
+    by_k, order = kinds.b_major == "k", grouping(tile.group)
+    tile_m, tile_n = tile.m, tile.n
 
     @inline
     def row_in_out(tile, row, extra):
@@ -230,19 +231,29 @@ def gathered_body(tile, kinds, order, others, exchange=ALONE, blocks=all_blocks)
         left = rows_in(tile) - first
         store_rows(piece, tile, n, left, extra.size_n, extra.out, extra.pitch, lane, extra)
 
-    exchange = exchange._replace(rows=first_rows, watch=gathering(tile, kinds, order, others))
-    return gemm_body(
+    gemm = gemm_body(
         tile,
         kinds,
         order,
-        exchange=exchange,
-        blocks=blocks,
+        exchange=ALONE._replace(rows=first_rows, watch=gathering(tile, kinds, order, others)),
         b_at=b_at,
         boxes=no_box,
         send=send,
         beside=WARPS,
         registers=REGISTERS,
     )
+
+    @cuda.jit(launch_bounds=(tile.threads, 1))
+    def gathered_gemm(operands, size, split, index, rows):
+        """As of ``gemm_kernel``, without a bias, K not split, and a map_b of w as one matrix; but m, map_a
+        and map_out are not used. index: `pairs`, `tiles`, `sizes` of an ExpertIndex; rows: as of ``Rows``,
+        from `x` to `pitch`"""
+        (pairs, tiles, sizes), (_, n, k) = index, size
+        n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
+        extra = Rows(*(pairs, tiles, n_m, n_n, n, k, *rows))  # pyright: ignore[reportCallIssue]
+        gemm(operands, (n_m * tile_m, n, k), split, extra)
+
+    return gathered_gemm
 
 
 # ---- on the host
@@ -260,13 +271,49 @@ def refused(k, n, w, **arrays):
     return None
 
 
-def tile_of(index, n_experts, n, sms, columns):
-    """-> the Tile of a product of n columns, on so many multiprocessors; `columns` of it: None if chosen"""
+def bind_gathered(x, w, out, index, sms, columns, sources):
+    """-> the product, bound, on so many multiprocessors, in tiles of so many columns (None: chosen). All
+    arrays are 2-D, but w. `sources`: as of ``Rows``, from `rows_of_x` to `n_ranks`"""
+    (n_experts, n, k), n_ranks = w.shape, sources[-1]
     if columns is None:
         _, columns = choose(index.pairs.size, n_experts, n, sms)
-    return Tile(index.tile_m, columns, GROUP)
+    tile, matrix = Tile(index.tile_m, columns, GROUP), stacked(w)
+    return bind_gemm(
+        functools.partial(_kernel, n_ranks > 1),
+        *(Problem(x, matrix.T, out, None, None), Choice(tile, 1), sms),
+        (index.pairs, index.tiles, index.sizes),
+        (flat(x), *sources, out.reshape(-1).view("uint8"), n * out.itemsize),
+        m=index.max_tiles * tile.m,
+        n=n,
+        k=k,
+        n_tiles=index.max_tiles * -(-n // tile.n),
+    )
+
+
+def flat(array):
+    return array.reshape(-1).view("uint16")
+
+
+def _kernel(others, tile, kinds):
+    return gathered_kernel(tile, kinds, others)
 
 
 def check_columns(who, columns):
     if columns is not None and columns not in range(16, 257, 16):
         raise ValueError(f"{who}: options['columns'] is {columns}; it must be a multiple of 16 up to 256")
+
+
+def _listed(others, tile, *kinds):
+    kinds = Kinds(*kinds)
+    return table_entry(gathered_kernel(Tile(*tile), kinds, others), kinds)
+
+
+_BF16 = "bfloat16", "k", "k", "bfloat16"
+MINIMUM_CC = (9, 0)
+GPU_KERNELS = {
+    "128x256": _listed(True, (128, 256), *_BF16),
+    "128x256 columns": _listed(True, (128, 256), "float16", "k", "mn", "float16"),
+    "128x224": _listed(True, (128, 224), *_BF16),
+    "128x256 alone": _listed(False, (128, 256), *_BF16),
+    "64x128": _listed(True, (64, 128), *_BF16),
+}

@@ -25,7 +25,7 @@ def few_blocks(monkeypatch):
     ("op", "part", "size", "method"),
     [
         ("ag_grouped_gemm", ("copies", "gathering"), 8 * 16 * 2, "overlap"),
-        ("grouped_gemm_rs", ("ReduceScatter", "reduction"), 8 * 32 * 2, "fused"),
+        ("grouped_gemm_rs", ("ReduceScatter", "reduction"), 8 * 32 * 2, "gathered"),
     ],
 )
 def test_it_runs(op, part, size, method, n_ranks, tmp_path):

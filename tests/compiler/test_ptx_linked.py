@@ -14,7 +14,7 @@ from shmemkit.gemm import block_scales, sm90
 from shmemkit.gemm.all_gather import push
 from shmemkit.gemm.all_gather import sm90 as ag_gemm
 from shmemkit.gemm.grouped import sm90 as grouped
-from shmemkit.moe import all_gather_gemm, gemm_reduce_scatter
+from shmemkit.moe import gathered_rows
 
 
 def moves_registers(name):
@@ -30,7 +30,7 @@ KERNELS = [
         id=f"{module.__name__.partition('.')[2]} {name}",
         marks=pytest.mark.slow if i else (),  # the first of a module has its widest tile
     )
-    for module in (sm90, block_scales, grouped, ag_gemm, push, all_gather_gemm, gemm_reduce_scatter)
+    for module in (sm90, block_scales, grouped, ag_gemm, push, gathered_rows)
     for i, (name, entry) in enumerate(listed(module).items())
 ]
 

@@ -12,7 +12,8 @@ from small_kernels import fill, take
 
 import shmemkit as sk
 from shmemkit.emu.stream import Stream
-from shmemkit.moe import gathered_rows
+from shmemkit.moe import all_gather_gemm, expert_layer, gathered_rows
+from shmemkit.operations.operation import nothing
 
 
 def in_a_row(world, method, kinds, m, topk, experts, n, k, sms=2, columns=False, dtype=BF16):
@@ -185,20 +186,57 @@ def test_refusals():
         ({"x": np.zeros(65, BF16)[1:].reshape(4, 16)}, "x is at .*; it must be at a multiple of 16 bytes"),
     ],
 )
-def test_what_overlap_refuses(change, text):
+def test_what_overlap_refuses(change, text, monkeypatch):
+    """`auto` computes it in another way."""
+    monkeypatch.setattr(expert_layer, "SLOW", ())
+
     def main(world):
-        arrays = {"x": integers(0, 4, 16), "w": integers(1, 3, 8, 16), **change}
+        arrays, ids = (
+            {"x": integers(0, 4, 16), "w": integers(1, 3, 8, 16), **change},
+            routing("random", 8, 2, 3),
+        )
+        x, w = arrays["x"][:, : arrays["w"].shape[2]], arrays["w"]
+        world.backend.multiprocessors = 1
         first = sk.AllGatherGroupedGemm(world, 1 << 10, "overlap")
-        with pytest.raises(ValueError, match=f"{text}.*method='sequential'"):
-            first(arrays["x"], arrays["w"], routing("random", 8, 2, 3))
+        with pytest.raises(ValueError, match=f"{text}.*method='auto'"):
+            first(x, w, ids)
+        first = sk.AllGatherGroupedGemm(world, 1 << 10)
+        assert first.used == "overlap" and not first.refused
+        out = first(x, w, ids)
+        world.synchronize()
+        np.testing.assert_array_equal(out.astype("float32"), products(np.concatenate([x, x]), w, ids, 2))
 
     spmd(2, main)
 
 
 def test_overlap_needs_hopper(monkeypatch):
     monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "A100")
+    monkeypatch.setattr(expert_layer, "SLOW", ())
     with pytest.raises(ValueError, match="compute capability 8.0; it must be 9.0"):
         spmd(2, lambda world: sk.AllGatherGroupedGemm(world, 64, "overlap"))
+
+    def main(world):
+        first = sk.AllGatherGroupedGemm(world, 64)
+        assert first.used == "sequential" and "must be 9.0" in first.refused["overlap"]
+
+    spmd(2, main)
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_large_weights_on_more_ranks(n_ranks, monkeypatch):
+    """`auto` does not read them again for the rows of each rank."""
+    gathered = []
+    monkeypatch.setattr(expert_layer, "SLOW", ())
+    monkeypatch.setattr(all_gather_gemm, "LARGE", 0)
+    monkeypatch.setattr(all_gather_gemm, "bind_gathered", lambda *arguments: gathered.append(1) or nothing)
+
+    def main(world):
+        world.backend.multiprocessors = 2
+        first = sk.AllGatherGroupedGemm(world, 1 << 10)
+        first(integers(0, 1, 8), integers(1, 1, 8, 8), routing("random", world.n_ranks, 1, 1))
+
+    spmd(n_ranks, main)
+    assert len(gathered) == (2 if n_ranks == 2 else 0)
 
 
 # ---- what is needed

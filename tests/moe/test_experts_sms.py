@@ -52,7 +52,7 @@ def test_first_layer(method, sms):
     spmd(N, main)
 
 
-@pytest.mark.parametrize("method", ["fused", *slow("sequential")])
+@pytest.mark.parametrize("method", ["gathered", *slow("sequential")])
 @pytest.mark.parametrize("sms", [1, *slow(2, 3, 64)])
 def test_second_layer(method, sms):
     ids, weights = routing("random", TOKENS, TOPK, EXPERTS), np.ones((TOKENS, TOPK), "float32")

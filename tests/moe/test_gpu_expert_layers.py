@@ -79,7 +79,7 @@ def test_first_layer(world, method, shape, dtype, columns):
     first.free()
 
 
-@pytest.mark.parametrize("method", ["fused", "sequential"])
+@pytest.mark.parametrize("method", ["gathered", "sequential"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("dtype", "columns"), [("bfloat16", False), ("float16", True)])
 def test_second_layer(world, method, shape, dtype, columns):
@@ -123,7 +123,7 @@ def test_second_layer(world, method, shape, dtype, columns):
 
 def test_a_layer_in_a_graph(world):
     """Both products with one index, whose routing changes between replays; many replays in a row."""
-    check_method(world, "fused")
+    check_method(world, "gathered")
     xp, stream, m, topk, experts, k, width = world.xp, world.stream, 128, 4, 8, 512, 256
     tokens, me = world.n_ranks * m, world.rank
     of_ranks = [
@@ -137,7 +137,7 @@ def test_a_layer_in_a_graph(world):
     )
     h, out = xp.zeros((tokens * topk, width), w1.dtype), xp.zeros((m, k), w1.dtype)
     first = sk.AllGatherGroupedGemm(world, tokens * k * 2, "overlap")
-    second = sk.GroupedGemmReduceScatter(world, tokens, topk, k, method="fused")
+    second = sk.GroupedGemmReduceScatter(world, tokens, topk, k, method="gathered")
     index = sk.ExpertIndex(world, ids, experts)
 
     def layer():

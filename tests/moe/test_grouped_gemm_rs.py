@@ -10,7 +10,7 @@ from routed import BF16, POISON, integers, products, routing, sums, words
 from small_kernels import fill, take
 
 import shmemkit as sk
-from shmemkit.moe import gemm_reduce_scatter, weighted_rows
+from shmemkit.moe import expert_layer, weighted_rows
 
 SMALL = {"columns": 32}
 
@@ -80,36 +80,36 @@ CHANGING = ["random", "some have none", "one expert", "none", "an expert without
         *full((4, 17, 2, 3, 40, 72)),
     ],
 )
-def test_fused(n_ranks, m, topk, experts, n, k):
+def test_gathered(n_ranks, m, topk, experts, n, k):
     calls = CHANGING if 1 < m < 20 else CHANGING[:2]  # five large ones take a minute
-    run(n_ranks, "fused", calls, m, topk, experts, n, k)
+    run(n_ranks, "gathered", calls, m, topk, experts, n, k)
 
 
-def test_fused_on_a_group():
+def test_gathered_on_a_group():
     """Also its last steps mean the group's ranks."""
 
     def main(world):
         group = world.group([2, 0])
         if group is not None:
-            in_a_row(group, "fused", ["random"], 1, 1, 2, 16, 16)
+            in_a_row(group, "gathered", ["random"], 1, 1, 2, 16, 16)
 
     spmd(3, main, races=True, delivery="unordered", seed=None)
 
 
 @pytest.mark.slow
 def test_all_experts_of_a_token():
-    run(2, "fused", ["all experts"], 17, 4, 4, 24, 64)
+    run(2, "gathered", ["all experts"], 17, 4, 4, 24, 64)
 
 
 @pytest.mark.slow
 def test_chunks_of_several_tiles():
-    run(2, "fused", ["random"] * 2, 5, 2, 2, 104, 16, options={"columns": 16, "chunks": 2, "senders": 2})
+    run(2, "gathered", ["random"] * 2, 5, 2, 2, 104, 16, options={"columns": 16, "chunks": 2})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sms", [2, 4])
 def test_columns_of_w_and_float16(sms):
-    run(2, "fused", ["one expert", "random"], 20, 1, 2, 72, 64, sms, True, np.dtype("float16"))
+    run(2, "gathered", ["one expert", "random"], 20, 1, 2, 72, 64, sms, True, np.dtype("float16"))
 
 
 @pytest.mark.parametrize(("n_ranks", "n", "k"), [(1, 5, 7), *slow((2, 6, 10), (3, 8, 16))])
@@ -122,7 +122,7 @@ def test_sizes_that_change():
     """Other tokens and columns than the largest ones, by one object."""
 
     def main(world):
-        second = sk.GroupedGemmReduceScatter(world, 12, 3, 104, method="fused", options=SMALL)
+        second = sk.GroupedGemmReduceScatter(world, 12, 3, 104, method="gathered", options=SMALL)
         for tokens, topk, n in [(12, 3, 104), (2, 1, 8), (12, 3, 104)]:
             ids, weights = routing("random", tokens, topk, 2), factors(0, tokens, topk)
             xs, w = integers(1, 1, 2, tokens * topk, 16), integers([2, world.rank], 2, n, 16)
@@ -146,7 +146,7 @@ def test_a_layer_in_a_graph():
         w1, w2 = integers([world.rank, 1], experts, width, k), integers([2, world.rank], experts, 40, width)
         h, out = np.zeros((ids.size, width), BF16), np.zeros((m, 40), BF16)
         first = sk.AllGatherGroupedGemm(world, tokens * k * 2, "overlap")
-        second = sk.GroupedGemmReduceScatter(world, tokens, topk, 40, method="fused")
+        second = sk.GroupedGemmReduceScatter(world, tokens, topk, 40, method="gathered")
         index = sk.ExpertIndex(world, ids, experts)
 
         def layer():
@@ -203,7 +203,7 @@ def test_refusals():
     def main(world):
         x, w = integers(0, 16, 16), integers(1, 3, 8, 16)
         ids, weights = routing("random", 8, 2, 3), factors(0, 8, 2)
-        for method in ("fused", "sequential"):
+        for method in ("gathered", "sequential"):
             second = sk.GroupedGemmReduceScatter(world, 8, 2, 8, method=method)
             for arguments, text in [
                 ((x[:8], w, ids, weights), "x must have a row for each expert of each token"),
@@ -215,9 +215,6 @@ def test_refusals():
                 with pytest.raises(ValueError, match=text):
                     second(*arguments)
             second.free()
-        second = sk.GroupedGemmReduceScatter(world, 8, 2, 16, method="fused")
-        with pytest.raises(ValueError, match="K is 16 and N is 9; they must be multiples of 8"):
-            second(x, integers(1, 3, 9, 16), ids, weights)
         for options, text in [
             ({"dtype": "float32"}, "dtype is 'float32'; it must be 'bfloat16' or 'float16'"),
             ({"max_tokens": 0}, "max_tokens is 0"),
@@ -231,37 +228,55 @@ def test_refusals():
     spmd(2, main)
 
 
-def test_fused_needs_hopper(monkeypatch):
+@pytest.mark.parametrize(("n", "k"), [(9, 3), *slow((16, 7), (1, 1), (70, 5))])
+def test_auto_computes_what_gathered_refuses(n, k, monkeypatch):
+    """Rows of any length, which are filled up between the product and the sums."""
+    monkeypatch.setattr(expert_layer, "SLOW", ())
+
+    def main(world):
+        world.backend.multiprocessors = 2
+        ids, weights, w = routing("random", 4, 2, 3), factors(0, 4, 2), integers([2, world.rank], 3, n, k)
+        xs = integers(1, 1, 2, 8, k)
+        x = xs[0, world.rank]
+        second = sk.GroupedGemmReduceScatter(world, 8, 2, n, method="gathered")
+        with pytest.raises(ValueError, match="must be multiples of 8. Use method='auto'"):
+            second(x, w, ids, weights)
+        second = sk.GroupedGemmReduceScatter(world, 8, 2, n)
+        assert second.used == "gathered" and not second.refused
+        for _ in range(2):
+            out = second(x, w, ids, weights)
+        world.synchronize()
+        want = expected(world, xs, ids[None], weights[None], 0, 3, n, k)
+        np.testing.assert_array_equal(out.astype("float32"), want)
+
+    spmd(2, main, races=True, delivery="unordered", seed=None)
+
+
+def test_gathered_needs_hopper(monkeypatch):
     monkeypatch.setenv("SHMEMKIT_EMULATED_GPU", "A100")
     with pytest.raises(ValueError, match="compute capability 8.0; it must be 9.0"):
-        spmd(2, lambda world: sk.GroupedGemmReduceScatter(world, 8, 2, 8, method="fused"))
+        spmd(2, lambda world: sk.GroupedGemmReduceScatter(world, 8, 2, 8, method="gathered"))
 
 
 # ---- what is needed
 
 
 def is_wrong():
-    return goes_wrong(run, 2, "fused", ["random"] * 3, 20, 2, 2, 72, 16, each=seeds(2))
+    return goes_wrong(run, 2, "gathered", ["random"] * 3, 20, 2, 2, 72, 16, each=seeds(2))
 
 
 @pytest.mark.parametrize(
     ("module", "change"),
     [
         (weighted_rows, omit("wait", 1)),
-        (weighted_rows, omit("wait", 2)),
         (weighted_rows, argument("wait", 3, "'relaxed'", 1)),
-        (weighted_rows, argument("wait", 3, "'relaxed'", 2)),
         (weighted_rows, omit("cuda.syncthreads", 1)),
         (weighted_rows, omit("cuda.syncthreads", 2)),
-        (weighted_rows, omit("cuda.syncthreads", 3)),
         (weighted_rows, omit("cuda.threadfence", 1)),
         (weighted_rows, omit("cuda.threadfence", 2)),
         (weighted_rows, omit_store("sums.sent[]")),
+        (weighted_rows, omit_store("epochs[]")),
         (weighted_rows, single_buffer()),
-        (gemm_reduce_scatter, omit("red_release")),
-        (gemm_reduce_scatter, omit("cuda.syncwarp")),
-        (gemm_reduce_scatter, omit_store("sums.y_full[]")),
-        (gemm_reduce_scatter, omit_store("epochs[]")),
     ],
 )
 def test_each_part_is_needed(mutate, module, change):

@@ -10,6 +10,7 @@ from pages import ROOT
 from shmemkit.collectives.all_reduce.rms_norm import ONE_SHOT
 from shmemkit.gemm.all_gather import PUSHED, SMALL
 from shmemkit.gemm.reduce_scatter import copy_engine, ll128, methods
+from shmemkit.moe import all_gather_gemm
 
 RESULTS = ROOT / "benchmarks" / "results"
 ROWS = re.findall(
@@ -52,7 +53,7 @@ def test_the_page_has_the_value_and_results_that_there_are(name, value, by):
 
 
 def test_no_other_number_is_called_a_guess():
-    assert len(ROWS) == 10
+    assert len(ROWS) == 9
     for path in (ROOT / "shmemkit").rglob("*.py"):
         assert not re.search(r"#.*\ba guess\b|nobody has measured it", path.read_text()), path
 
@@ -81,7 +82,7 @@ def test_copy_engine_of_gemm_reduce_scatter():
 
 def test_fused_of_gemm_reduce_scatter():
     for (m, _, k), us, _ in both("gemm_rs"):
-        assert m * k >= methods.LEAST and us["fused"] < us["sequential"]
+        assert m * k >= methods.LEAST and us["fused"] <= NEAR * us["sequential"]
 
 
 def test_ll128_overlap_of_gemm_all_reduce():
@@ -93,14 +94,11 @@ def test_ll128_overlap_of_gemm_all_reduce():
 
 
 def test_layers_of_experts():
-    overlap = {
-        shape: us["overlap"] / us["sequential"] for shape, us, _ in of("model/ag_grouped_gemm_h100x4.json")
-    }
-    assert len(overlap) == 3 and sorted(ratio > 1 for ratio in overlap.values()) == [False, False, True]
-    assert round(max(overlap.values()), 2) == 1.17
-    fused = [
-        us["fused"] / us["sequential"]
-        for _, us, _ in of("model/grouped_gemm_rs_h100x4.json")
-        if "sequential" in us
-    ]
-    assert fused and min(fused) > 2
+    """The files name what `auto` takes "overlap" and "gathered": where they are the faster."""
+    first = of("ag_grouped_gemm_h200x2.json", "model/ag_grouped_gemm_h100x4.json")
+    assert len(first) == 8
+    for (_, n, k, experts, _), us, ranks in first:
+        late = ranks > 2 and 2 * experts * (n // ranks) * k > all_gather_gemm.LARGE
+        assert (us["overlap"] > us["sequential"]) == late
+    for _, us, _ in of("grouped_gemm_rs_h200x2.json"):
+        assert us["gathered"] < us["sequential"]
