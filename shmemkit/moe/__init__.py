@@ -131,9 +131,9 @@ class ExpertParallel(Operation):
     It allocates symmetric memory for 4 * n_ranks * max_tokens rows, of 512 bytes for each 480 or part of
     them, and private memory, of `received`, for n_experts * max_tokens. With `max_rows` it allocates
     symmetric memory for max_rows rows that are dispatched, with their scales, and n_ranks * max_tokens rows
-    that are combined; about 8 * n_ranks * max_tokens * topk bytes for routes, and as many private ones for
-    each handle. TypeError or ValueError for wrong arguments, MemoryError where one rank has too little
-    memory: on all ranks.
+    that are combined; about 8 * n_ranks * max_tokens * (topk + 1) bytes for routes and signals, and about as
+    many private ones for each handle. TypeError or ValueError for wrong arguments, MemoryError where one rank
+    has too little memory: on all ranks.
     """
 
     options: dict[str, Any] = {"threads": None}

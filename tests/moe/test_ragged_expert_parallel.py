@@ -521,6 +521,9 @@ CHANGES = [
     (dispatch, argument("wait", 4, "epoch - 1")),
     (combine, omit("notify", 1)),
     (combine, omit("wait", 1)),
+    (combine, omit("cuda.syncwarp", 1)),
+    (combine, omit("cuda.syncwarp", 2)),
+    (combine, omit("cp_async_wait", 1)),
     (ragged, omit("agree", 1, inside="Ragged.bind_weights.run")),
     (ragged, omit("agree", 2, inside="Ragged.bind_weights.run")),
 ]

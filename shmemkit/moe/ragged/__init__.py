@@ -37,7 +37,7 @@ class Ragged(Method):
         most, topk, n_experts, group = sizes.max_tokens, sizes.topk, n * sizes.n_local, self.threads // 32
         n_groups = -(-most // group)
         self.sending = divide_blocks(self, dispatch.SENDING, n_groups, n * n_groups, 1)
-        self.summing = divide_blocks(self, combine.SENDING, n * n_groups, n_groups, 1)
+        self.summing = self.within(min(n * n_groups, world.backend.multiprocessors))
         self.planners = self.within(max(1, min(PLANNERS, most // 4)))
         self.movers = self.within(min(MOVERS, -(-n * most * topk // self.threads)))
         self.sizes, max_rows, self.reciprocal = sizes, sizes.max_rows, reciprocal_of(sizes.n_local)
@@ -52,7 +52,7 @@ class Ragged(Method):
         self.shared = self.zeros((2 * n * n_pairs,), "int32", named("routes"))
         self.returned = self.zeros((n_pairs,), "float32", named("weights"))
         self.sums = self.empty((n * most * out_words,), "complex128", named("sums"))
-        self.full = self.zeros((n * n_groups,), "uint64", named("full"))
+        self.full = self.zeros((n * most,), "uint64", named("full"))
         self.all_counts = self.zeros((2 * n * (n_experts + 1),), "int32", named("counts"))
         self.met = self.zeros((n,), "uint64", named("met"))
         lengths = n_pairs, n_pairs, self.planners * n_experts, n_experts, n, sizes.n_local
@@ -138,13 +138,13 @@ class Ragged(Method):
 
     def bind_sums(self, y, out, weighted):
         """-> run(stream): bring the sums back"""
-        sizes, (senders, blocks) = self.sizes, self.summing
+        sizes = self.sizes
         words = sizes.hidden * sizes.dtype.itemsize // 16
         args = y, out, words, sizes.topk, sizes.max_tokens
-        args = *args, self.per_block(out.size // words), self.reciprocal, senders, int(weighted)
+        args = *args, self.per_block(out.size // words), self.reciprocal, int(weighted)
         args = *args, self.codes, self.base, self.place, self.tokens
         args = *args, self.routes, self.factors, self.sums, self.full, self.epochs
-        return self.launch(self.kernel, blocks, *args, pdl=True)
+        return self.launch(self.kernel, self.summing, *args, pdl=True, shared=self.threads * combine.RING)
 
 
 def one_after_another(*steps):

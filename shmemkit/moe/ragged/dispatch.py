@@ -197,7 +197,7 @@ def send_rows(
     senders      how many blocks send; the others receive, one at least
     codes .. tokens_of   as of plan.py
     routes       int32 (n_ranks * max_tokens * top_k,), symmetric; factors: float32, likewise
-    full         uint64 (n_ranks * groups of max_tokens,), symmetric, zeros at first
+    full         uint64 (n_ranks * max_tokens,), symmetric, zeros at first; a group has one
     epochs       uint64 (1,), of ``meet``
     grid         one-dimensional, as the blocks are, of whole warps, as many on all ranks
     """
