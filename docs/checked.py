@@ -256,7 +256,7 @@ def checked_line(data=None):
     found, on = {room: state_of(data, room) for room in data["rooms"]}, {}
     for room, (answer, entries) in found.items():
         for check in (data["checks"][n - 1] for n, e in entries if answer == e["answer"] == "right"):
-            on.setdefault(f"{where(check)}, at commit {check['commit']}", set()).add(room)
+            on.setdefault(where(check), set()).add(room)
     wrong = [f"`{room}`" for room, (answer, _) in found.items() if answer == "wrong"]
     others = sum(answer not in ("right", "wrong") for answer, _ in found.values())
     parts = [f"checked on {at}: {len(rooms)} of {len(found)} modules of kernels" for at, rooms in on.items()]

@@ -73,7 +73,7 @@ def test_a_check_marks_what_it_ran(checked, data):
     )
     n = len(ROOMS)
     assert checked.checked_line(data) == (
-        f"- Checked on 4 x NVIDIA H100, Python 3.12, at commit abc1234: 1 of {n} modules of kernels; not "
+        f"- Checked on 4 x NVIDIA H100, Python 3.12: 1 of {n} modules of kernels; not "
         f"checked on GPUs yet: {n - 1} of {n} modules of kernels. [Which, and how](docs/checked.md)."
     )
 

@@ -211,7 +211,7 @@ class SummedExperts(Experts):
 
 class Dispatched(Experts):
     """ExpertParallel, there and back, by experts that change nothing: what each expert receives, how much,
-    and what comes back."""
+    and what comes back; with max_rows, the weights of the rows, too."""
 
     span = 61, -30
 
@@ -223,6 +223,11 @@ class Dispatched(Experts):
         room = (self.capacity,) if self.ragged else (self.local, self.capacity)
         self.out_shapes = (self.m, self.k), (self.local,), (*room, self.k)
         self.out_dtypes = dtype, "int32", dtype
+        if self.ragged:
+            self.out_shapes, self.out_dtypes = (
+                (*self.out_shapes, (self.m, self.topk)),
+                (*self.out_dtypes, "float32"),
+            )
 
     def given(self, call, rank):
         first = self.arrays.integers((self.m, 1), self.experts, call, rank)
@@ -246,13 +251,16 @@ class Dispatched(Experts):
         else:
             valid = np.arange(self.capacity) < np.array(counts)[:, None]
         valid = np.broadcast_to(valid[..., None], rows.shape)
-        return [xp.asarray(back), xp.asarray(np.array(counts)), (xp.asarray(rows), xp.asarray(valid))]
+        found = xp.asarray(back), xp.asarray(np.array(counts)), (xp.asarray(rows), xp.asarray(valid))
+        return [*found, xp.asarray(weights * (ids >= 0))][: len(self.out_shapes)]
 
     def enqueue(self, inputs, outputs):
-        out, counts, rows = outputs
+        out, counts, rows, *weights = outputs
         received = self.ep.dispatch(*inputs)
         self.copy(counts, received.counts)
         self.copy(rows, received.rows)
+        if self.ragged:
+            self.ep.combine_weights(received.weights, *weights)
         self.ep.combine(received.rows, out)
 
 
