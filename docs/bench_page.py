@@ -190,15 +190,22 @@ def of_layers(results, op):
 
 
 def of_shapes(rows):
-    """A table with a line for each row."""
-    header = "shape|method|alone|us|x PyTorch|GB/s|of memory".split("|")
-    cells = []
+    """A table with a line for each shape, a column for each method."""
+    lines, names, shares = {}, {}, False
     for row in rows:
-        method = f"`{row.method}`" + (f": {row.took}" if row.took else "")
-        rate = f"{row.bus_GBps:.0f}" if row.bus_GBps is not None else ""
-        more = ratio_text(row.vs_torch), rate, percent_text(row.of_memory)
-        cells.append([row.shape, method, row.alone or "", time_text(row), *more])
-    return without_empty_columns(header, cells)
+        key = row.method, row.alone
+        took = f"{row.took}: " if row.took else ""
+        more = [ratio_text(row.vs_torch)] if row.method not in COMPETITORS and row.vs_torch else []
+        if row.of_memory is not None and row.us:
+            more, shares = [*more, percent_text(row.of_memory)], True
+        names[key] = f"`{row.method}`" + (f", {row.alone} alone" if row.alone else "")
+        lines.setdefault(row.shape, {})[key] = (
+            took + time_text(row) + (f" ({', '.join(more)})" if more else "")
+        )
+    cells = [[shape, *(line.get(key, "") for key in names)] for shape, line in lines.items()]
+    share = ", and the share of one GPU's memory bandwidth" if shares else ""
+    about = f"us; in brackets: x PyTorch of ours{share}:"
+    return f"{about}\n\n{table(['shape', *names.values()], cells)}"
 
 
 def notes(results):

@@ -189,7 +189,31 @@ def add(data, check, commit):
         for room, some in sorted(answers.items())
     }
     new = about | {"commit": commit, "rooms": rooms}
-    data["checks"] = [new, *(old for old in data["checks"] if not _replaces(new, old))]
+    data["checks"] = _together([new, *(old for old in data["checks"] if not _replaces(new, old))])
+
+
+def _together(checks):
+    """`checks`, of which those of parts, ``check --only``, of one commit, place and day are one."""
+    found = {}
+    for check in checks:
+        program, part, _ = check["command"].partition(" --only ")
+        alike = program.partition(" --seconds")[0], check["commit"], check["n_ranks"], where(check)
+        key = (*alike, check["date"][:10], str(check["versions"])) if part else id(check)
+        if (first := found.setdefault(key, check)) is not check:
+            first["command"] = f"{alike[0]} --only ..."
+            first["rooms"] = _summed(first["rooms"], check["rooms"])
+    return list(found.values())
+
+
+def _summed(rooms, more):
+    worst = "wrong", "incomplete", "right"
+    rooms = dict(rooms)
+    for room, entry in more.items():
+        if (known := rooms.get(room, entry)) is not entry and known["digest"] == entry["digest"]:
+            answer = min(known["answer"], entry["answer"], key=worst.index)
+            entry = known | {"answer": answer, "cases": known["cases"] + entry["cases"]}
+        rooms[room] = entry if room not in rooms or rooms[room]["digest"] == entry["digest"] else known
+    return dict(sorted(rooms.items()))
 
 
 def _replaces(new, old):

@@ -78,6 +78,19 @@ def test_a_check_marks_what_it_ran(checked, data):
     )
 
 
+def test_parts_of_a_check_are_one(checked, data):
+    for part, room in (("'Gather *'", ROOM), ("'Reduce *'", OTHER), ("'Gather c*'", ROOM)):
+        command = f"shmemkit run -n 4 -m shmemkit check --only {part} --seconds 60"
+        checked.add(data, check("right", rooms=(room,), command=command), "abc1234")
+    checked.add(data, check("right", command="another"), "abc1234")
+    assert len(data["checks"]) == 2
+    assert row(checked, data) == "right in 1 case (1); right in 2 cases (2)"
+    assert "`shmemkit run -n 4 -m shmemkit check --only ...`" in checked.checked(data)
+    command = "shmemkit run -n 4 -m shmemkit check --only 'Re*'"
+    checked.add(data, check("wrong", rooms=(ROOM,), command=command), "abc1234")
+    assert "**wrong** in 3 cases" in row(checked, data)
+
+
 def test_a_check_of_another_digest_is_stale(checked, data):
     checked.add(data, check("right", rooms=(ROOM, OTHER)), "abc1234")
     checked.take_digests(data, changed(ROOM))
