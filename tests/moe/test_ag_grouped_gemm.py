@@ -177,36 +177,43 @@ def test_refusals():
     spmd(2, main)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"w": integers(1, 3, 9, 16)}, "K is 16 and N is 9; they must be multiples of 8"),
-        ({"w": integers(1, 6, 8, 16)[::2]}, "its experts must lie one after another"),
-        ({"w": integers(1, 3, 16, 8).transpose(0, 2, 1)}, "then K must be a multiple of 64"),
-        ({"x": np.zeros(65, BF16)[1:].reshape(4, 16)}, "x is at .*; it must be at a multiple of 16 bytes"),
-    ],
-)
-def test_what_overlap_refuses(change, text, monkeypatch):
-    """`auto` computes it in another way."""
+REFUSED = [
+    ({"w": integers(1, 3, 9, 16)}, "K is 16 and N is 9; they must be multiples of 8"),
+    ({"w": integers(1, 6, 8, 16)[::2]}, "its experts must lie one after another"),
+    ({"w": integers(1, 3, 16, 8).transpose(0, 2, 1)}, "then K must be a multiple of 64"),
+    ({"x": np.zeros(65, BF16)[1:].reshape(4, 16)}, "x is at .*; it must be at a multiple of 16 bytes"),
+]
+
+
+def refused_arrays(change):
+    arrays = {"x": integers(0, 4, 16), "w": integers(1, 3, 8, 16), **change}
+    return arrays["x"][:, : arrays["w"].shape[2]], arrays["w"], routing("random", 8, 2, 3)
+
+
+@pytest.mark.parametrize(("change", "text"), REFUSED)
+def test_what_overlap_refuses(change, text):
+    def main(world):
+        first = sk.AllGatherGroupedGemm(world, 1 << 10, "overlap")
+        with pytest.raises(ValueError, match=f"{text}.*method='auto'"):
+            first(*refused_arrays(change))
+
+    spmd(2, main)
+
+
+@pytest.mark.parametrize("change", [REFUSED[0][0], *slow(*(change for change, _ in REFUSED[1:]))])
+def test_auto_computes_what_overlap_refuses(change, monkeypatch):
     monkeypatch.setattr(expert_layer, "SLOW", ())
 
     def main(world):
-        arrays, ids = (
-            {"x": integers(0, 4, 16), "w": integers(1, 3, 8, 16), **change},
-            routing("random", 8, 2, 3),
-        )
-        x, w = arrays["x"][:, : arrays["w"].shape[2]], arrays["w"]
         world.backend.multiprocessors = 1
-        first = sk.AllGatherGroupedGemm(world, 1 << 10, "overlap")
-        with pytest.raises(ValueError, match=f"{text}.*method='auto'"):
-            first(x, w, ids)
         first = sk.AllGatherGroupedGemm(world, 1 << 10)
         assert first.used == "overlap" and not first.refused
+        x, w, ids = refused_arrays(change)
         out = first(x, w, ids)
         world.synchronize()
         np.testing.assert_array_equal(out.astype("float32"), products(np.concatenate([x, x]), w, ids, 2))
 
-    spmd(2, main)
+    spmd(2, main, races=True)
 
 
 def test_overlap_needs_hopper(monkeypatch):

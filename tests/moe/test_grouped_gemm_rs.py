@@ -234,7 +234,7 @@ def test_auto_computes_what_gathered_refuses(n, k, monkeypatch):
     monkeypatch.setattr(expert_layer, "SLOW", ())
 
     def main(world):
-        world.backend.multiprocessors = 2
+        world.backend.multiprocessors = 1
         ids, weights, w = routing("random", 4, 2, 3), factors(0, 4, 2), integers([2, world.rank], 3, n, k)
         xs = integers(1, 1, 2, 8, k)
         x = xs[0, world.rank]
@@ -243,8 +243,7 @@ def test_auto_computes_what_gathered_refuses(n, k, monkeypatch):
             second(x, w, ids, weights)
         second = sk.GroupedGemmReduceScatter(world, 8, 2, n)
         assert second.used == "gathered" and not second.refused
-        for _ in range(2):
-            out = second(x, w, ids, weights)
+        out = second(x, w, ids, weights)
         world.synchronize()
         want = expected(world, xs, ids[None], weights[None], 0, 3, n, k)
         np.testing.assert_array_equal(out.astype("float32"), want)
