@@ -1,11 +1,477 @@
-"""Documented modules by their earlier names, for programs that import those: ``shmemkit.kernels.queue`` and
-``shmemkit.kernels.all_gather.copy_engine``. They are in ``shmemkit.collectives``."""
+"""The kernels of collectives, to launch in a pipeline of your own or to call in a kernel of your own.
 
-import sys
+    k = kernels.all_reduce(n_ranks, "sum", "float32", transport="ll128")
+    scratch = k.scratch(world, x.nbytes)
+    k[scratch.grid, scratch.block, stream](x, out, *scratch)
 
-from .collectives import all_gather, queue
-from .collectives.all_gather import copy_engine
+They are the very kernels that ``sk.AllReduce`` and the other objects bind, made by the same functions and
+compiled for the same types. docs/kernels.md is about them.
+"""
 
-__path__ = []  # a package, of these modules
-for _name, _module in (("queue", queue), ("all_gather", all_gather), ("all_gather.copy_engine", copy_engine)):
-    sys.modules[f"{__name__}.{_name}"] = _module
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda
+
+from .collectives.all_gather import AllGather
+from .collectives.all_reduce import AllReduce
+from .collectives.all_to_all import AllToAll
+from .collectives.barrier import barrier_kernel, ranks_in_reach
+from .collectives.collective import Collective, Reducing, check_reducible
+from .collectives.queue import Queue, as_words, queue_kernel
+from .collectives.reduce_scatter import ReduceScatter
+from .device.cuda.word_reductions import OPS
+from .device.packets.transports import AT_ONCE
+from .operations.method import Method, agree, agree_on
+from .runtime.launch import MAX_THREADS, Launch, bind
+from .runtime.symmetric_memory import as_dtype
+from .runtime.world import Group, World, check_world
+from .support.arrays import converted, new_array
+from .support.settings import integer, listed, one_of
+from .typing import DType, Op
+
+__all__ = ["Kernel", "Scratch", "all_gather", "all_reduce", "all_to_all", "barrier", "queue", "reduce_scatter"]
+
+
+class Scratch(tuple):
+    """What a kernel takes besides x and out: ``k[scratch.grid, scratch.block, stream](x, out, *scratch)``.
+
+    A tuple of integers and arrays, symmetric and local ones, for arrays of one size. In kernels of your own
+    it may be one argument, a tuple.
+
+    grid, block  of a launch, blocks that all fit on the GPU at once; None for tiles
+    """
+
+    grid: tuple[int, ...] | None
+    block: tuple[int, ...] | None
+    _free: Callable[[], None]
+    _of: Callable[[int], Scratch] | None = None
+
+    def of(self, nbytes: int) -> Scratch:
+        """The same memory for an x of `nbytes` bytes. ValueError if they are more than it was made for."""
+        if self._of is None:
+            raise ValueError("of(): this scratch is not of arrays of one size; use it as it is")
+        return self._of(nbytes)
+
+    def free(self) -> None:
+        """Give the memory back, also that of what ``of`` returned. Collective."""
+        self._free()
+
+
+class Kernel:
+    """A kernel of a collective, made for a number of ranks, and by the functions of this module for an op and
+    a dtype. What it takes and returns, and what it orders: docs/kernels.md.
+
+    kernel     the @cuda.jit kernel, for ``kernel[grid, block, stream](...)`` with all its `arguments`
+    arguments  a text: the names, dtypes and shapes of its arguments, and which grids it can have
+    n_ranks    the ranks of the World that it is for
+    method     of the collective's object, whose kernel it is: "two_shot_ll128"
+    """
+
+    method: str | None = None
+    _x_and_out = True
+
+    def __init__(self, who: str, kernel: Any, n_ranks: int):
+        self._who, self.kernel, self.n_ranks = who, kernel, n_ranks
+        self._made: dict[tuple, Any] = {}  # what goes before a scratch, by the scratch
+
+    @property
+    def arguments(self) -> str:
+        return inspect.getdoc(self.kernel.py_func) or ""
+
+    @property
+    def device(self) -> Any:
+        """``device(x, out, tile, scratch)``, for kernels of your own: the same for a tile, by all threads of
+        a block. ``tiles`` makes its scratch. ValueError for kernels that have no such form.
+
+        x, out   1-D, C-contiguous, at multiples of 16 bytes, of any dtype of the size that the kernel is for:
+                 the arrays of the collective that this tile makes. `x` may be `out`, of an all-reduce
+        tile     its number, below that of ``tiles``: equal on all ranks, and once in a launch
+        scratch  as a tuple
+
+        It begins and ends with cuda.syncthreads(): what the block stored in x is sent, and the block may
+        read `out`. Blocks are one-dimensional, of whole warps, and wait for the other ranks: all must fit on
+        the GPU at once.
+        """
+        raise ValueError(f"{self._who}: {self._words} has no device function; {self._with_tiles}")
+
+    def __getitem__(self, configuration: Any) -> Callable[..., None]:
+        """``k[grid, block, stream](x, out, *scratch)``: Numba's own launch of `kernel`, of x and out viewed as
+        the words that it takes. It can be captured in a CUDA graph. TypeError or ValueError for wrong arrays,
+        and a scratch that was made for others."""
+        launch = self.kernel[configuration]
+
+        def call(*arguments):
+            given = arguments[2:] if self._x_and_out else arguments
+            made = self._made.get(_key(given))
+            if made is None:
+                takes = "(x, out, *scratch)" if self._x_and_out else "(*scratch)"
+                raise ValueError(
+                    f"{self._who}: a launch takes {takes}, with a scratch that scratch() of this kernel "
+                    "returned, and that was not freed"
+                )
+            launch(*made[0](*arguments[: 2 * self._x_and_out]), *given)
+
+        return call
+
+    def __repr__(self):
+        return f"<{self._who} of {self.n_ranks} ranks: {self._words}>"
+
+    @property
+    def _words(self):
+        return self.method or self.kernel.py_func.__name__
+
+    def _check_world(self, world):
+        check_world(self._who, world)
+        if isinstance(world, Group):
+            raise ValueError(
+                f"{self._who}: world is a group; kernel[...] launches with the ranks of the World. Make the "
+                "host object of the group, or bind the kernel: sk.bind(kernel, ..., group=group)"
+            )
+        if world.n_ranks != self.n_ranks:
+            raise ValueError(
+                f"{self._who}: n_ranks is {self.n_ranks}, and the World has {world.n_ranks} ranks. Make the "
+                "kernel with n_ranks=world.n_ranks"
+            )
+
+    def _agree(self, world, what, check):
+        """All ranks make a scratch with the same arguments, ``check()`` -> {name: value}, or all raise."""
+        check_world(self._who, world)
+
+        def checked():
+            self._check_world(world)
+            return {"method": self._words, **check()}
+
+        agree_on(world, f"{self._who}: {what}", checked)
+
+    def _keep(self, world, rest, free, before=None, launch=None):
+        """-> a Scratch of the arguments `rest`. ``before(*arrays)``: what its kernel takes before them."""
+        scratch = Scratch(_as_numba_has_it(world, a) for a in rest)
+        scratch.grid, scratch.block = launch or (None, None)
+        scratch._free = free
+        if before is not None:
+            self._made[_key(scratch)] = before, tuple(scratch)
+        return scratch
+
+    def _forget(self, *scratches):
+        for scratch in scratches:
+            self._made.pop(_key(scratch), None)
+
+
+def _key(scratch):
+    return tuple(a if isinstance(a, int) else id(a) for a in scratch)
+
+
+def _as_numba_has_it(world, array):
+    """`array` of CuPy as Numba's: of CuPy's, Numba waits for the stream, which a capture refuses."""
+    if isinstance(array, int) or world.backend.name == "emulator":
+        return array
+    return cuda.as_cuda_array(array, sync=False)
+
+
+# ---- of collectives with methods
+
+
+class CollectiveKernel(Kernel):
+    """What ``all_reduce`` and the others return: a Kernel whose ``scratch(world, nbytes)`` and ``tiles`` make
+    what it takes."""
+
+    def __init__(self, of: type[Collective], n_ranks: int, method: str, op: str | None, dtype: Any):
+        self._of, self.method, self._op, self._dtype = of, method, op, dtype
+        self._kind, self._settings = _entry(of, method)
+        self._for = n_ranks, op, dtype and dtype.name
+        super().__init__(_who(of), self._kind.kernel_of(*self._for, **self._settings), n_ranks)
+        self._n_before = list(inspect.signature(self.kernel.py_func).parameters).index("out") + 1
+
+    def scratch(self, world: World, nbytes: int) -> Scratch:
+        """What launches take besides x and out, of an x of `nbytes` bytes, and of an out as the collective
+        has it. It compiles and loads the kernel. Collective.
+
+        Both begin at multiples of 16 bytes, as CuPy makes them. Launches with one scratch, and what its
+        ``of`` returns, follow each other: on one stream, or ordered by events, in one order on all ranks.
+
+        TypeError or ValueError, on all ranks, for wrong arguments, and where the kernel cannot run;
+        MemoryError if the symmetric heap is full.
+        """
+        self._agree(world, "scratch", lambda: {"nbytes": self._checked_bytes(nbytes)})
+        host, made = self._object(world, max(nbytes, self._out_bytes(nbytes))), []
+
+        def free():
+            self._forget(*made)
+            host.free()
+
+        def of(nbytes):
+            x = self._example(world, self._checked_bytes(nbytes))
+            launch = self._bound(host, x, self._example(world, self._out_bytes(nbytes)))
+            rest = launch.args[self._n_before :]
+
+            def before(x, out):
+                x, out = converted(self._who, {"x": x, "out": out}, world.xp).values()
+                return [_as_numba_has_it(world, a) for a in self._before(host, x, out, nbytes, rest)]
+
+            made.append(self._keep(world, rest, free, before, (launch.grid, launch.block)))
+            made[-1]._of = of
+            return made[-1]
+
+        agree(world, lambda: of(nbytes), host.free)
+        return made[0]
+
+    def tiles(self, world: World, nbytes: int, n: int) -> Scratch:
+        """The scratch of ``device``, for `n` tiles, of which x has `nbytes` bytes or fewer. Collective; errors
+        as of ``scratch``."""
+        _ = self.device
+
+        def check():
+            return {"nbytes": self._checked_bytes(nbytes), "n": integer(self._who, "n", n, 1)}
+
+        self._agree(world, "tiles", check)
+        t, parts = self._settings["t"], self.n_ranks if self._settings.get("personalized") else 1
+        units = t.groups_of(nbytes // parts) * t.group
+        segments = 1 if self._settings.get("whole") else self.n_ranks
+        host = self._object(world, segments * n * units * t.unit_bytes)
+        (method,) = host._methods.values()
+        return self._keep(world, (units, *method.channel, method.epochs), host.free)
+
+    @property
+    def device(self) -> Any:
+        if not hasattr(self._kind, "tile_of"):
+            able = [name for name in methods(self._of) if hasattr(_entry(self._of, name)[0], "tile_of")]
+            have = f"{listed(able)} {'have' if len(able) > 1 else 'has'} one" if able else "none has one"
+            raise ValueError(f"{self._who}: {self.method} has no form for tiles; {have}")
+        return self._kind.tile_of(*self._for, **self._settings)
+
+    def _object(self, world, nbytes):
+        """The host object that has the memory."""
+        options = {"op": self._op} if self._op else {}
+        times = getattr(self._kind, "counts", Method.counts)(self._for[2])
+        host = self._of(world, times * nbytes, method=self.method, **options)
+        for method in host._methods.values():
+            method.keeps_arrays = True
+        return host
+
+    def _bound(self, host, x, out) -> Launch:
+        """What the host object binds for these arrays."""
+        if self._dtype and x.dtype != self._dtype:
+            raise ValueError(f"{self._who}: x is {x.dtype}; it must be {self._dtype}, as of the kernel")
+        launch = host._plan({"x": x, "out": out}, {})
+        if getattr(launch, "kernel", None) is not self.kernel:
+            raise ValueError(
+                f"{self._who}: {self.method} has another kernel for several nodes, and for an out in "
+                "symmetric memory. Give another out, or use the host object"
+            )
+        return launch
+
+    def _before(self, host, x, out, nbytes, rest):
+        """The arguments before `rest`, for these arrays."""
+        if x.nbytes != nbytes:
+            raise ValueError(
+                f"{self._who}: x has {x.nbytes} bytes, and this scratch is for {nbytes}. Take "
+                f"scratch.of({x.nbytes}), or make one: scratch(world, {x.nbytes})"
+            )
+        given = self._bound(host, x, out).args
+        if _numbers(given[self._n_before :]) != _numbers(rest):
+            raise ValueError(
+                f"{self._who}: x or out is not at a multiple of 16 bytes, or x is a part of out. Give arrays "
+                "that begin as CuPy makes them, and lie apart"
+            )
+        return given[: self._n_before]
+
+    def _example(self, world, nbytes):
+        dtype = self._dtype or as_dtype("uint8")
+        return new_array(world.xp, nbytes // dtype.itemsize, dtype)
+
+    def _out_bytes(self, nbytes):
+        n = self.n_ranks
+        return nbytes * n if self._of is AllGather else nbytes // n if self._of is ReduceScatter else nbytes
+
+    def _checked_bytes(self, nbytes):
+        nbytes, unit = integer(self._who, "nbytes", nbytes, 1), self._dtype.itemsize if self._dtype else 1
+        unit *= self.n_ranks if self._of in (ReduceScatter, AllToAll) else 1
+        if nbytes % unit:
+            raise ValueError(
+                f"{self._who}: nbytes is {nbytes}; it must be a multiple of {unit}, whole elements for each "
+                "rank"
+            )
+        return nbytes
+
+
+def _numbers(arguments):
+    return [a for a in arguments if isinstance(a, int)]
+
+
+def _who(of):
+    return f"kernels.{of._table}"
+
+
+def _entry(of, method):
+    """-> (the method's class, its settings, the transport `t` among them), of the table of a collective"""
+    match of._METHODS[method]:
+        case (kind, t, *settings):
+            return kind, {"t": t, **dict(*settings)}
+        case kind:
+            return kind, {"t": None}
+
+
+def methods(of: type[Collective]) -> dict[str, tuple[str, str | None]]:
+    """-> {method: (schedule, transport)} of a collective: those of one kernel, which this module makes."""
+    found = {}
+    for name in of._METHODS:
+        kind, settings = _entry(of, name)
+        if hasattr(kind, "kernel_of"):
+            t = settings["t"]
+            schedule = name.removesuffix(t.name).rstrip("_") or kind.__name__.lower() if t else name
+            found[name] = schedule, t and t.name
+    return found
+
+
+def _made(of, n_ranks, schedule, transport, op=None, dtype=None):
+    """-> the first of a collective's kernels that is of this schedule and transport, where they are given"""
+    who, known = _who(of), methods(of)
+    for name, given, column in (("schedule", schedule, 0), ("transport", transport, 1)):
+        one_of(who, name, given, [None, *dict.fromkeys(word[column] for word in known.values() if word[column])])
+    able = [m for m, words in known.items() if schedule in (None, words[0]) and transport in (None, words[1])]
+    if not able:
+        have = [f"{s} by {t}" if t else s for s, t in known.values()]
+        raise ValueError(f"{who}: schedule {schedule!r} has no transport {transport!r}; there are {listed(have, 'and')}")
+    kind, settings = _entry(of, able[0])
+    at_once = getattr(kind, "at_once", False) and settings["t"].receive_all
+    n_ranks = integer(who, "n_ranks", n_ranks, 1, AT_ONCE if at_once else None)
+    if issubclass(of, Reducing):
+        one_of(who, "op", op, OPS)
+        dtype = as_dtype(dtype, f"{who}: ")
+        check_reducible(who, op, dtype)
+    return CollectiveKernel(of, n_ranks, able[0], op, dtype)
+
+
+def all_reduce(
+    n_ranks: int, op: Op, dtype: DType, *, schedule: str | None = None, transport: str | None = None
+) -> CollectiveKernel:
+    """-> a kernel of all-reduce: x and out of one size. `out` may be `x`.
+
+    n_ranks    the ranks of the World
+    op, dtype  as of `AllReduce`
+    schedule   "one_shot", "two_shot", "ring" or "double_tree"; None: the first that has the transport
+    transport  of packets, for "one_shot" "ll", "ll128" or "lamport", for "two_shot" "ll128"; None: the first
+               that the schedule has
+
+    TypeError or ValueError for others; the message has a list.
+    """
+    return _made(AllReduce, n_ranks, schedule, transport, op, dtype)
+
+
+def reduce_scatter(
+    n_ranks: int, op: Op, dtype: DType, *, schedule: str | None = None, transport: str | None = None
+) -> CollectiveKernel:
+    """-> a kernel of reduce-scatter: x of n_ranks segments, out of one.
+
+    n_ranks    the ranks of the World
+    op, dtype  as of `ReduceScatter`
+    schedule   "exchange", "push" or "ring"; None: the first that has the transport
+    transport  of packets, for "exchange" "ll", "ll128" or "lamport"; None: the first that the schedule has
+
+    TypeError or ValueError for others; the message has a list.
+    """
+    return _made(ReduceScatter, n_ranks, schedule, transport, op, dtype)
+
+
+def all_gather(
+    n_ranks: int, *, schedule: str | None = None, transport: str | None = None
+) -> CollectiveKernel:
+    """-> a kernel of all-gather, of any dtype: x of one segment, out of n_ranks.
+
+    n_ranks    the ranks of the World
+    schedule   "rows", "exchange", "pull" or "push_1d"; None: the first that has the transport
+    transport  of packets, for "rows" "ll", for "exchange" "ll128" or "lamport"; None: the first that the
+               schedule has
+
+    TypeError or ValueError for others; the message has a list.
+    """
+    return _made(AllGather, n_ranks, schedule, transport)
+
+
+def all_to_all(
+    n_ranks: int, *, schedule: str | None = None, transport: str | None = None
+) -> CollectiveKernel:
+    """-> a kernel of all-to-all, of any dtype: x and out of n_ranks segments.
+
+    n_ranks    the ranks of the World
+    schedule   "rows" or "push"; None: the first that has the transport
+    transport  of packets, for "rows" "ll", "ll128" or "lamport"; None: the first that the schedule has
+
+    TypeError or ValueError for others; the message has a list.
+    """
+    return _made(AllToAll, n_ranks, schedule, transport)
+
+
+# ---- the others
+
+
+class BarrierKernel(Kernel):
+    """What ``barrier`` returns."""
+
+    _x_and_out = False
+
+    def scratch(self, world: World) -> Scratch:
+        """What launches take, ``k[scratch.grid, scratch.block, stream](*scratch)``. Collective. TypeError or
+        ValueError, on all ranks, for a wrong World."""
+        self._agree(world, "scratch", dict)
+        if ranks_in_reach(world) < self.n_ranks:
+            raise ValueError(f"{self._who}: it is for ranks that reach each other by stores. Use sk.Barrier")
+        arrivals = world.signals(self.n_ranks, "kernels.barrier.arrivals")
+        rest, block = (arrivals, world.xp.zeros(1, "uint64")), min(MAX_THREADS, self.n_ranks)
+        bind(self.kernel, 1, block, rest)
+
+        def free():
+            self._forget(scratch)
+            world.free(arrivals)
+
+        scratch = self._keep(world, rest, free, tuple, ((1,), (block,)))
+        return scratch
+
+
+def barrier(n_ranks: int) -> BarrierKernel:
+    """-> the kernel of a barrier of all ranks on a stream. What any rank enqueues after it sees what every
+    rank enqueued before it. TypeError or ValueError for a wrong `n_ranks`, the ranks of the World."""
+    return BarrierKernel("kernels.barrier", barrier_kernel, integer("kernels.barrier", "n_ranks", n_ranks, 1))
+
+
+class QueueKernel(Kernel):
+    """What ``queue`` returns."""
+
+    def scratch(
+        self,
+        world: World,
+        n_slots: int,
+        item_size: int,
+        dtype: DType = "float32",
+        to: int | None = None,
+        n_producers: int = 16,
+        n_consumers: int = 4,
+        block: int = 128,
+    ) -> Scratch:
+        """What launches take besides x and out, of any number of rows of `item_size` elements. Arguments and
+        errors are those of `Queue`. Collective."""
+        self._agree(world, "scratch", dict)
+        host = Queue(world, n_slots, item_size, dtype, to, n_producers, n_consumers, block, "kernels.queue")
+
+        def before(x, out):
+            arrays = converted(self._who, {"x": x, "out": out}, world.xp)
+            host._check(arrays)
+            return [_as_numba_has_it(world, as_words(a)) for a in arrays.values()]
+
+        def free():
+            self._forget(scratch)
+            host.free()
+
+        launch = (host._launch.grid, host._launch.block)
+        scratch = self._keep(world, host._rest, free, before, launch)
+        return scratch
+
+
+def queue(n_ranks: int) -> QueueKernel:
+    """-> the kernel of a `Queue`: it pushes the rows of x to a rank, and pops what arrives into the rows of
+    out. TypeError or ValueError for a wrong `n_ranks`, the ranks of the World."""
+    return QueueKernel("kernels.queue", queue_kernel, integer("kernels.queue", "n_ranks", n_ranks, 1))

@@ -163,6 +163,11 @@ class Launch:
     resident_blocks   with co_resident, how many blocks such a grid may have; on the emulator, any number
     """
 
+    @property
+    def args(self) -> tuple:
+        """The arguments of the next launch."""
+        return tuple(self._args)
+
     resident_blocks = 2**31 - 1
     _module = np  # of the arrays that it takes; None if that is not there
 

@@ -24,6 +24,8 @@ def push_1d(world, max_nbytes, **settings):
     return kind(world, max_nbytes, **settings)
 
 
+push_1d.kernel_of = PushExchange.kernel_of
+
 METHODS = {
     "ll": (Rows, LL),
     "ll128": (Exchange, LL128),

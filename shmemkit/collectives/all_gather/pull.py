@@ -67,12 +67,16 @@ class Pull(InParts):
     name = "all_gather pull"
     part, max_parts, max_blocks = 1 << 14, 104, 104
 
+    @staticmethod
+    def kernel_of(n_ranks, op, dtype, **_):
+        return pull_all_gather
+
     def prepare(self, max_nbytes):
         world, n = self.world, self.world.n_ranks
         world.check_reach(self.name)
         parts, capacity = self.cut_in_parts(max_nbytes, n)
         self.use(
-            pull_all_gather,
+            self.kernel_of(n, None, None),
             (n,),
             self.empty((2, parts, capacity), "uint8", self.array_name("staged")),
             self.zeros((n, parts), "uint64", self.array_name("full")),

@@ -144,12 +144,16 @@ class Ring(Method):
         self.full = self.zeros(self.blocks, "uint64", "reduce_scatter.ring.full")
         self.epochs = world.xp.zeros(self.blocks, "uint64")
 
+    @staticmethod
+    def kernel_of(n_ranks, op, dtype, **_):
+        return ring_kernel(op, dtype)
+
     def bind(self, x, out, in_place, dtype):
         words, times = -(-out.nbytes // 8), shares(dtype.name)
         part = cut(8 * times * words, self.blocks, self.part)[1] // (8 * times)
         chunk = max(self.chunk // 8, -(-part // self.max_chunks))
         args = x, out, part, chunk, self.inbox, self.full, self.epochs
-        return self.launch(ring_kernel(self.op, dtype.name), -(-words // part), *args)
+        return self.launch(self.kernel_of(self.world.n_ranks, self.op, dtype.name), -(-words // part), *args)
 
 
 GPU_KERNELS = {

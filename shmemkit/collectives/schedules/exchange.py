@@ -25,6 +25,7 @@ stores there. (What LL128 loads beyond an end, it does not store.) No deadlock: 
 
 import functools
 
+import numpy as np
 from numba import cuda, types
 
 from shmemkit.device import (
@@ -118,15 +119,15 @@ def storing_one_by_one(t, own):
 
 
 @functools.cache
-def exchange_kernel(t, n, personalized, op=None, dtype=None):
+def exchange_kernel(t, n, personalized, op=None, dtype=None, of_block=False):
     """-> the kernel of transport `t` and `n` ranks (any number, where `t` takes one after the other).
     `personalized`: x has a segment for each rank. With `op`, as "sum", it combines what arrives, of `dtype`,
-    a name as "float16"."""
+    a name as "float16". `of_block`: the same as a device function, whose units are those of one block."""
     how = (t, n, personalized, op, dtype) if t.receive_all else (t, personalized, op, dtype)
     send, take = (_at_once if t.receive_all else _one_by_one)(*how)
-    index, stride, counter, leads, end_of = indexing(t)
+    index, stride, counter, leads, end_of = indexing(t, of_block)
 
-    @cuda.jit
+    @(device if of_block else cuda.jit)
     def exchange(x, out, size, units, slots, row_units, low, high, epochs):
         """Send each rank `x`, or its segment of it, to `out`.
 
@@ -162,6 +163,39 @@ def exchange_kernel(t, n, personalized, op=None, dtype=None):
     return exchange
 
 
+@functools.cache
+def exchange_tile(t, n, personalized, op=None, dtype=None):
+    """-> ``tile(x, out, number, scratch)``, a device function: the same for a tile of a user's kernel, by all
+    threads of a block. `scratch` is (units of a tile at most, *the channel, epochs), of rows of whole tiles;
+    the units of tile `number` are those from number * that on.
+
+    Each tile has units, and so epochs, of its own. So the lemmas hold as for launches, if a tile is sent once
+    in a launch.
+    """
+    exchange = exchange_kernel(t, n, personalized, op, dtype, of_block=True)
+    group, slot_words, unit_bytes = t.group, t.slot_words, u32(t.unit_bytes)
+    widest = getattr(np, t.kinds[0])
+    width = np.dtype(widest).itemsize
+
+    @device
+    def tile(x, out, number, scratch):
+        most, slots, row_units, low, high, epochs = scratch
+        first, segment = number * most, min(x.size, out.size) * x.itemsize
+        units = u32(u32(segment) + u32(unit_bytes - 1)) // unit_bytes
+        slots = span(slots, first * slot_words, slots.size - first * slot_words)
+        epochs = span(epochs, first // group, most // group)
+        cuda.syncthreads()
+        if segment % width:
+            x, out = x.view(np.uint8), out.view(np.uint8)
+            exchange(x, out, segment, units, slots, row_units, low, high, epochs)
+        else:
+            x, out = x.view(widest), out.view(widest)
+            exchange(x, out, segment // width, units, slots, row_units, low, high, epochs)
+        cuda.syncthreads()
+
+    return tile
+
+
 class Exchange(PacketMethod):
     """A method of this schedule: transport `t`; whether x is `personalized`; whether the full array is one
     segment (`whole`), as of an all-reduce, and not one for each rank."""
@@ -183,9 +217,17 @@ class Exchange(PacketMethod):
         segment = max(x.nbytes, out.nbytes) // self.n_segments
         return self._bind(*self.t.wide(self.world, x, out, segment), segment, dtype and dtype.name)
 
+    @staticmethod
+    def kernel_of(n_ranks, op, dtype, t, personalized=False, **_):
+        return exchange_kernel(t, n_ranks, personalized, op, dtype)
+
+    @staticmethod
+    def tile_of(n_ranks, op, dtype, t, personalized=False, **_):
+        return exchange_tile(t, n_ranks, personalized, op, dtype)
+
     def _bind(self, x, out, segment, dtype=None):
         t = self.t
-        kernel = exchange_kernel(t, self.world.n_ranks, self.personalized, self.op, dtype)
+        kernel = self.kernel_of(self.world.n_ranks, self.op, dtype, t, self.personalized)
         units = t.units_of(segment)
         args = segment // out.itemsize, units, *self.channel, self.epochs
         return self.launch_units(kernel, units, x, out, *args)

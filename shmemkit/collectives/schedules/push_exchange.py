@@ -258,13 +258,16 @@ class PushExchange(ChunkedMethod):
         args = x, out, in_place, segment, part, self.arrivals, self.direct_epochs
         return self.launch(direct_kernel(self.personalized), parts, *args)
 
+    @staticmethod
+    def kernel_of(n_ranks, op, dtype, personalized=False, **_):
+        return staged_kernel(personalized, *((op, dtype, n_ranks) if op else ()))
+
     def _bind_staged(self, x, out, in_place, segment, dtype=None):
-        of_op = (self.op, dtype, self.world.n_ranks) if self.op else ()
         size = x.size // self.world.n_ranks
         own = x[self.world.rank * size :][:size] if self.personalized else x
         args = x.view("uint8"), own, out, in_place, segment, self.channel[0].reshape(-1).view("uint64")
-        kernel, threads = staged_kernel(self.personalized, *of_op), -(-self.threads // 2)
-        return self.launch_parts(kernel, 2, segment, *args, threads=threads)
+        kernel = self.kernel_of(self.world.n_ranks, self.op, dtype, self.personalized)
+        return self.launch_parts(kernel, 2, segment, *args, threads=-(-self.threads // 2))
 
 
 GPU_KERNELS = {

@@ -115,11 +115,16 @@ class Rows(PacketMethod):
         segment = out.nbytes // self.world.n_ranks
         return self._bind(*self.t.wide(self.world, x, out, segment), segment, in_place)
 
+    @staticmethod
+    def kernel_of(n_ranks, op, dtype, t, personalized=False, **_):
+        return rows_kernel(t, personalized)
+
     def _bind(self, x, out, segment, in_place):
         units, rows = self.t.units_of(segment), max(1, self.world.n_ranks - in_place)
-        kernel, args = rows_kernel(self.t, self.personalized), (*self.channel, self.epochs)
+        n, args = self.world.n_ranks, (*self.channel, self.epochs)
+        kernel = self.kernel_of(n, None, None, self.t, self.personalized)
         if self.at_once:
-            kernel, rows = exchange_kernel(self.t, self.world.n_ranks, self.personalized), 1
+            kernel, rows = exchange_kernel(self.t, n, self.personalized), 1
         return self.launch_units(kernel, units, x, out, segment // out.itemsize, units, *args, grid_rows=rows)
 
 

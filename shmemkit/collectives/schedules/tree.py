@@ -236,10 +236,14 @@ class Tree(Method):
             world.xp.zeros((2, chunks), "uint64"),
         )
 
+    @classmethod
+    def kernel_of(cls, n_ranks, op, dtype, **_):
+        return tree_kernel(op, dtype, cls.trees > 1)
+
     def bind(self, x, out, in_place, dtype):
         times = shares(dtype.name)
         chunk, chunks = self.chunks_of(times * (x.nbytes + 7 >> 3))
-        kernel = tree_kernel(self.op, dtype.name, self.trees > 1)
+        kernel = self.kernel_of(self.world.n_ranks, self.op, dtype.name)
         blocks = self.within(min(-(-chunks // self.trees), self.blocks), 2 * self.trees)
         grid = blocks, self.trees, 2
         return self.launch(kernel, grid, x, out, chunk // times, *self.shared)

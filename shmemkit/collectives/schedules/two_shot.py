@@ -143,8 +143,12 @@ class TwoShot(PacketMethod):
         """-> its units"""
         return max(1, -(-self.t.units_of(n_bytes) // self.world.n_ranks))
 
+    @staticmethod
+    def kernel_of(n_ranks, op, dtype, t, **_):
+        return two_shot_kernel(t, n_ranks, op, dtype)
+
     def bind(self, x, out, in_place, dtype):
-        kernel = two_shot_kernel(self.t, self.world.n_ranks, self.op, dtype.name)
+        kernel = self.kernel_of(self.world.n_ranks, self.op, dtype.name, self.t)
         segment = self._segment(x.nbytes)
         x, out = self.t.wide(self.world, x, out, x.nbytes)
         ring = self.ring_blocks if segment > self.ring_units else None

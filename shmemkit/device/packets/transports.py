@@ -158,8 +158,9 @@ def in_block(t):
 
 
 @functools.cache
-def indexing(t):
-    """-> index() and stride(): a thread's first unit in a one-dimensional grid, and the distance of its next;
+def indexing(t, of_block=False):
+    """-> index() and stride(): a thread's first unit in a one-dimensional grid, and the distance of its next
+    (`of_block`: in its block alone);
     counter(i): the number of unit i's counter; leads(i): whether the thread writes it; end(units): what i
     is below while the thread counts, so that warps stay together."""
     lanes, group, others = t.lanes.bit_length() - 1, t.group.bit_length() - 1, t.group - 1
@@ -173,6 +174,14 @@ def indexing(t):
         return u32((cuda.blockDim.x >> lanes) * cuda.gridDim.x)
 
     @device
+    def index_in_block():
+        return u32(cuda.threadIdx.x >> lanes)
+
+    @device
+    def stride_of_block():
+        return u32(cuda.blockDim.x >> lanes)
+
+    @device
     def counter(i):
         return i >> group
 
@@ -184,7 +193,8 @@ def indexing(t):
     def end(units):
         return u32(u32(units) + u32(others)) & ~u32(others) if others else units
 
-    return index, stride, counter, leads, end
+    where = (index_in_block, stride_of_block) if of_block else (index, stride)
+    return *where, counter, leads, end
 
 
 @device
