@@ -11,7 +11,7 @@ compiled for the same types. docs/kernels.md is about them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from numba import cuda
@@ -33,22 +33,33 @@ from .support.arrays import converted, new_array
 from .support.settings import integer, listed, one_of
 from .typing import DType, Op
 
-__all__ = ["Kernel", "Scratch", "all_gather", "all_reduce", "all_to_all", "barrier", "queue", "reduce_scatter"]
+__all__ = [
+    "Kernel",
+    "Scratch",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "queue",
+    "reduce_scatter",
+]
 
 
-class Scratch(tuple):
+class Scratch:
     """What a kernel takes besides x and out: ``k[scratch.grid, scratch.block, stream](x, out, *scratch)``.
 
-    A tuple of integers and arrays, symmetric and local ones, for arrays of one size. In kernels of your own
-    it may be one argument, a tuple.
-
-    grid, block  of a launch, blocks that all fit on the GPU at once; None for tiles
+    args         integers and arrays, symmetric and local ones: a tuple, which kernels of your own can take as
+                 one argument
+    grid, block  of a launch, blocks that all fit on the GPU at once; () for tiles
     """
 
-    grid: tuple[int, ...] | None
-    block: tuple[int, ...] | None
-    _free: Callable[[], None]
     _of: Callable[[int], Scratch] | None = None
+
+    def __init__(self, args: tuple, grid: tuple[int, ...], block: tuple[int, ...], free: Callable[[], None]):
+        self.args, self.grid, self.block, self._free = args, grid, block, free
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.args)
 
     def of(self, nbytes: int) -> Scratch:
         """The same memory for an x of `nbytes` bytes. ValueError if they are more than it was made for."""
@@ -81,22 +92,6 @@ class Kernel:
     @property
     def arguments(self) -> str:
         return inspect.getdoc(self.kernel.py_func) or ""
-
-    @property
-    def device(self) -> Any:
-        """``device(x, out, tile, scratch)``, for kernels of your own: the same for a tile, by all threads of
-        a block. ``tiles`` makes its scratch. ValueError for kernels that have no such form.
-
-        x, out   1-D, C-contiguous, at multiples of 16 bytes, of any dtype of the size that the kernel is for:
-                 the arrays of the collective that this tile makes. `x` may be `out`, of an all-reduce
-        tile     its number, below that of ``tiles``: equal on all ranks, and once in a launch
-        scratch  as a tuple
-
-        It begins and ends with cuda.syncthreads(): what the block stored in x is sent, and the block may
-        read `out`. Blocks are one-dimensional, of whole warps, and wait for the other ranks: all must fit on
-        the GPU at once.
-        """
-        raise ValueError(f"{self._who}: {self._words} has no device function; {self._with_tiles}")
 
     def __getitem__(self, configuration: Any) -> Callable[..., None]:
         """``k[grid, block, stream](x, out, *scratch)``: Numba's own launch of `kernel`, of x and out viewed as
@@ -147,22 +142,20 @@ class Kernel:
 
         agree_on(world, f"{self._who}: {what}", checked)
 
-    def _keep(self, world, rest, free, before=None, launch=None):
+    def _keep(self, world, rest, free, before=None, launch=((), ())):
         """-> a Scratch of the arguments `rest`. ``before(*arrays)``: what its kernel takes before them."""
-        scratch = Scratch(_as_numba_has_it(world, a) for a in rest)
-        scratch.grid, scratch.block = launch or (None, None)
-        scratch._free = free
+        args = tuple(_as_numba_has_it(world, a) for a in rest)
         if before is not None:
-            self._made[_key(scratch)] = before, tuple(scratch)
-        return scratch
+            self._made[_key(args)] = before, args
+        return Scratch(args, *launch, free)
 
     def _forget(self, *scratches):
         for scratch in scratches:
             self._made.pop(_key(scratch), None)
 
 
-def _key(scratch):
-    return tuple(a if isinstance(a, int) else id(a) for a in scratch)
+def _key(args):
+    return tuple(a if isinstance(a, int) else id(a) for a in args)
 
 
 def _as_numba_has_it(world, array):
@@ -237,8 +230,20 @@ class CollectiveKernel(Kernel):
 
     @property
     def device(self) -> Any:
+        """``device(x, out, tile, scratch)``, for kernels of your own: the same for a tile, by all threads of
+        a block. ``tiles`` makes its scratch. ValueError for kernels that have no such form.
+
+        x, out   1-D, C-contiguous, at multiples of 16 bytes, of any dtype of the size that the kernel is for:
+                 the arrays of the collective that this tile makes. `x` may be `out`, of an all-reduce
+        tile     its number, below that of ``tiles``: equal on all ranks, and once in a launch
+        scratch  its `args`
+
+        It begins and ends with cuda.syncthreads(): what the block stored in x is sent, and the block may
+        read `out`. Blocks are one-dimensional, of whole warps, and wait for the other ranks: all must fit on
+        the GPU at once.
+        """
         if not hasattr(self._kind, "tile_of"):
-            able = [name for name in methods(self._of) if hasattr(_entry(self._of, name)[0], "tile_of")]
+            able = [name for name in available(self._of) if hasattr(_entry(self._of, name)[0], "tile_of")]
             have = f"{listed(able)} {'have' if len(able) > 1 else 'has'} one" if able else "none has one"
             raise ValueError(f"{self._who}: {self.method} has no form for tiles; {have}")
         return self._kind.tile_of(*self._for, **self._settings)
@@ -315,7 +320,7 @@ def _entry(of, method):
             return kind, {"t": None}
 
 
-def methods(of: type[Collective]) -> dict[str, tuple[str, str | None]]:
+def available(of: type[Collective]) -> dict[str, tuple[str, str | None]]:
     """-> {method: (schedule, transport)} of a collective: those of one kernel, which this module makes."""
     found = {}
     for name in of._METHODS:
@@ -329,13 +334,17 @@ def methods(of: type[Collective]) -> dict[str, tuple[str, str | None]]:
 
 def _made(of, n_ranks, schedule, transport, op=None, dtype=None):
     """-> the first of a collective's kernels that is of this schedule and transport, where they are given"""
-    who, known = _who(of), methods(of)
+    who, known = _who(of), available(of)
     for name, given, column in (("schedule", schedule, 0), ("transport", transport, 1)):
-        one_of(who, name, given, [None, *dict.fromkeys(word[column] for word in known.values() if word[column])])
+        one_of(
+            who, name, given, [None, *dict.fromkeys(word[column] for word in known.values() if word[column])]
+        )
     able = [m for m, words in known.items() if schedule in (None, words[0]) and transport in (None, words[1])]
     if not able:
         have = [f"{s} by {t}" if t else s for s, t in known.values()]
-        raise ValueError(f"{who}: schedule {schedule!r} has no transport {transport!r}; there are {listed(have, 'and')}")
+        raise ValueError(
+            f"{who}: schedule {schedule!r} has no transport {transport!r}; there are {listed(have, 'and')}"
+        )
     kind, settings = _entry(of, able[0])
     at_once = getattr(kind, "at_once", False) and settings["t"].receive_all
     n_ranks = integer(who, "n_ranks", n_ranks, 1, AT_ONCE if at_once else None)

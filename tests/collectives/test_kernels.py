@@ -1,0 +1,345 @@
+"""``shmemkit.kernels``: what its kernels compute when Numba launches them, that they are those which the host
+objects bind, and what they refuse; and their device functions. On GPUs: ``mpirun -n 4 python3 -m pytest -m
+gpu -k test_kernels``."""
+
+import re
+from unittest import mock
+
+import numpy as np
+import pytest
+from gpu import on_gpus
+from numba import cuda
+from numba.cuda import types
+from ptx import HOPPER, compile_ptx, resources
+from specification import ALL
+
+import shmemkit as sk
+from shmemkit import kernels
+from shmemkit.emu.launch_hook import Configured
+from shmemkit.runtime.symmetric_memory import as_dtype
+
+MAKERS = {
+    "AllReduce": kernels.all_reduce,
+    "AllGather": kernels.all_gather,
+    "ReduceScatter": kernels.reduce_scatter,
+    "AllToAll": kernels.all_to_all,
+}
+WAYS = [(name, m) for name in MAKERS for m in kernels.available(ALL[name].kind)]
+TILED = "one_shot", "one_shot_ll128", "one_shot_lamport"
+
+
+def made(name, n, method, op="sum", dtype="float32"):
+    schedule, transport = kernels.available(ALL[name].kind)[method]
+    of = (op, dtype) if ALL[name].reduces else ()
+    return MAKERS[name](n, *of, schedule=schedule, transport=transport)
+
+
+def arrays(world, name, size, dtype, call=0):
+    """-> x, out, and what all ranks give, for segments of so many elements"""
+    what, n, dtype = ALL[name], world.n_ranks, as_dtype(dtype)
+    given = what.given(call, size, dtype, n)
+    x = world.xp.asarray(given[world.rank].view("uint8")).view(dtype)
+    out = world.xp.full((n if what.gathers else 1) * size * dtype.itemsize, 0xFF, "uint8").view(dtype)
+    return x, out.reshape(n, size) if what.gathers else out, given
+
+
+def each_way(*values):
+    """-> each kernel with one of `values` and a number of ranks; slow with the others"""
+    found = []
+    for i, way in enumerate(WAYS):
+        for k in range(len(values)):
+            marks = pytest.mark.ranks(1 + (i + k) % 4, fast=k == 0)
+            found.append(pytest.param(*way, *values[(i + k) % len(values)], marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(
+    "name, method, dtype, size",
+    each_way(("float32", 1), ("bfloat16", 37), ("uint8", 250), ("float64", 64), ("float32", 1001)),
+)
+def test_launched_by_numba(world, name, method, dtype, size):
+    k = made(name, world.n_ranks, method, "sum", dtype)
+    scratch = k.scratch(world, arrays(world, name, size, dtype)[0].nbytes)
+    for call in range(3):
+        x, out, given = arrays(world, name, size, dtype, call)
+        k[scratch.grid, scratch.block, world.stream](x, out, *scratch)
+        wanted = ALL[name].wanted(given, method, world.rank)
+        np.testing.assert_array_equal(world.asnumpy(out), wanted)
+    scratch.free()
+
+
+@pytest.fixture
+def launches():
+    """[(rank, kernel, grid, block, types of its arguments)] of the emulator"""
+    found, launch = [], Configured.__call__
+
+    def noting(configured, *arguments):
+        kernel, kinds = configured.kernel, map(configured.kernel.typeof_pyval, arguments)
+        found.append((sk.current().rank, kernel, configured.grid, configured.block, *kinds))
+        launch(configured, *arguments)
+
+    with mock.patch.object(Configured, "__call__", noting):
+        yield found
+
+
+@pytest.mark.parametrize("name, method", each_way(()))
+def test_they_are_what_host_objects_bind(world, launches, name, method):
+    """The same kernel, launched with the same grid and types, so by the same machine code."""
+    (x, out, _), n = arrays(world, name, 48, "float32"), world.n_ranks
+    host = ALL[name].make(world, max(x.nbytes, out.nbytes), method)
+    k = made(name, n, method)
+    scratch = k.scratch(world, x.nbytes)
+    host(x, out)
+    compiled = set(k.kernel.overloads)
+    k[scratch.grid, scratch.block, world.stream](x, out, *scratch)
+    world.synchronize()
+    first, *others = [launch for launch in launches if launch[:2] == (world.rank, k.kernel)] or [()]
+    assert others == on_gpus([], [first])
+    assert set(k.kernel.overloads) == compiled and len(compiled) == on_gpus(1, 0)
+    host.free()
+    scratch.free()
+
+
+@pytest.mark.ranks(3, fast=True)
+def test_in_a_graph(world):
+    k = made("AllReduce", world.n_ranks, "two_shot_ll128")
+    x, out, again = (world.xp.empty(on_gpus(1000, 40), "float32") for _ in range(3))
+    scratch = k.scratch(world, x.nbytes)
+    launch = k[scratch.grid, scratch.block, world.stream]
+    world.stream.begin_capture()
+    launch(x, out, *scratch)
+    launch(out, again, *scratch)
+    graph = world.stream.end_capture()
+    for call in range(3):
+        x.fill(world.rank + call)
+        world.synchronize()
+        graph.launch(world.stream)
+        total = sum(range(world.n_ranks)) + world.n_ranks * call
+        assert (world.asnumpy(out) == total).all()
+        assert (world.asnumpy(again) == world.n_ranks * total).all()
+    scratch.free()
+
+
+@pytest.mark.ranks(2, fast=True)
+def test_one_scratch_for_several_sizes(world):
+    k = made("AllReduce", world.n_ranks, "one_shot_ll128")
+    large = k.scratch(world, 400)
+    small = large.of(20)
+    for call in range(4):
+        for scratch, size in ((large, 100), (small, 5)):
+            x = world.xp.full(size, world.rank + call, "float32")
+            k[scratch.grid, scratch.block, world.stream](x, x, *scratch)
+            assert (world.asnumpy(x) == sum(range(world.n_ranks)) + world.n_ranks * call).all()
+    with pytest.raises(ValueError, match="x has 800 bytes, more than max_nbytes=400"):
+        large.of(800)
+    x = world.xp.ones(5, "float32")
+    with pytest.raises(ValueError, match=r"x has 20 bytes, and this scratch is for 400.*scratch.of\(20\)"):
+        k[large.grid, large.block](x, x, *large)
+    large.free()
+    for scratch in (large, small):
+        with pytest.raises(ValueError, match="a scratch that scratch.* returned, and that was not freed"):
+            k[large.grid, large.block](x, x, *scratch)
+
+
+@pytest.mark.ranks(3, fast=True)
+def test_barrier(world):
+    k, counts = kernels.barrier(world.n_ranks), world.zeros(world.n_ranks, "int64")
+    scratch = k.scratch(world)
+    for call in range(1, 4):
+        there = world.peer_view(counts, (world.rank + 1) % world.n_ranks)
+        there[world.rank] = call
+        k[scratch.grid, scratch.block, world.stream](*scratch)
+        assert world.asnumpy(counts)[world.rank - 1] == call
+        k[scratch.grid, scratch.block, world.stream](*scratch)
+    scratch.free()
+    world.free(counts)
+
+
+@pytest.mark.ranks(3, fast=True)
+@pytest.mark.parametrize("name", ["uint8", "float8_e4m3fn"])
+def test_queue(world, name):
+    k, dtype = kernels.queue(world.n_ranks), as_dtype(name)
+    scratch = k.scratch(world, 3, 5, dtype, n_producers=2, n_consumers=1, block=32)
+    for n in (7, 0, 4):
+        x, out = (world.xp.full((n, 5), value, "uint8").view(dtype) for value in (world.rank, 99))
+        k[scratch.grid, scratch.block, world.stream](x, out, *scratch)
+        assert (world.asnumpy(out).view("uint8") == (world.rank - 1) % world.n_ranks).all()
+    scratch.free()
+
+
+# ---- in kernels of others
+
+
+def scaled(k):
+    """-> a kernel whose block b makes its tile of y, a * b, and then of out, of so many elements"""
+    reduce_tile = k.device
+
+    @cuda.jit
+    def scaled(a, b, y, out, size, scratch):
+        tile, thread, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        first, last = tile * size, min(tile * size + size, y.size)
+        for i in range(first + thread, last, threads):
+            y[i] = a[i] * b[i]
+        reduce_tile(y[first:last], out[first:last], tile, scratch)
+        for i in range(first + thread, last, threads):
+            a[i] = out[last - 1 - i + first]  # what another thread has stored
+
+    return scaled
+
+
+@pytest.mark.parametrize(
+    "method, dtype, n",
+    [
+        pytest.param(
+            method, dtype, n, marks=pytest.mark.ranks(1 + (i + k) % 4, fast=k == 0, delivery="unordered")
+        )
+        for i, method in enumerate(TILED)
+        for k, (dtype, n) in enumerate((("float32", 37), ("float16", 24), ("int64", 16), ("uint8", 65)))
+    ],
+)
+def test_a_kernel_that_ends_with_its_tile(world, method, dtype, n):
+    k, size = made("AllReduce", world.n_ranks, method, "sum", dtype), 16
+    kernel, tiles, xp = scaled(k), -(-n // size), world.xp
+    scratch = k.tiles(world, size * np.dtype(dtype).itemsize, tiles)
+    b = xp.full(n, world.rank + 1, dtype)
+    for call in range(3):
+        before = (np.arange(n) + call) % 11
+        a, y, out = xp.asarray(before.astype(dtype)), xp.empty(n, dtype), xp.zeros(n, dtype)
+        kernel[tiles, 32, world.stream](a, b, y, out, size, scratch.args)
+        wanted = before * sum(range(world.n_ranks + 1))
+        np.testing.assert_array_equal(world.asnumpy(out), wanted.astype(dtype))
+        turned = [wanted[first : first + size][::-1] for first in range(0, n, size)]
+        np.testing.assert_array_equal(world.asnumpy(a), np.concatenate(turned).astype(dtype))
+    scratch.free()
+
+
+@pytest.mark.parametrize(
+    "name, method", [("AllGather", "ll128"), ("AllGather", "lamport"), ("ReduceScatter", "ll")]
+)
+@pytest.mark.ranks(3, fast=True)
+def test_tiles_of_others(world, name, method):
+    k, what, size = made(name, world.n_ranks, method), ALL[name], 12
+
+    @cuda.jit
+    def kernel(x, out, scratch):
+        tile_of(x[cuda.blockIdx.x], out[cuda.blockIdx.x], cuda.blockIdx.x, scratch)
+
+    tile_of, n = k.device, world.n_ranks
+    scratch = k.tiles(world, 4 * size * (n if what.scatters else 1), 2)
+    tiles = [what.given(tile, size, "float32", n) for tile in range(2)]
+    x = world.xp.asarray(np.stack([given[world.rank].reshape(-1) for given in tiles]))
+    out = world.xp.empty((2, size * (n if what.gathers else 1)), "float32")
+    kernel[2, 32, world.stream](x, out, scratch.args)
+    for got, given in zip(world.asnumpy(out), tiles, strict=True):
+        np.testing.assert_array_equal(got, what.wanted(given, method, world.rank).reshape(-1))
+    scratch.free()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", TILED)
+def test_tiles_compile(method):
+    array, i64 = types.float32[::1], types.int64
+    scratch = types.Tuple((i64, types.uint64[::1], i64, i64, i64, types.uint32[::1]))
+    ptx = compile_ptx(scaled(made("AllReduce", 4, method)), (*(array,) * 4, i64, scratch), HOPPER)
+    assert resources(ptx, HOPPER).spills == 0 and "NRT_" not in ptx
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: kernels.all_reduce(0, "sum", "float32"), "all_reduce: n_ranks is 0; it must be 1 or more"),
+        (
+            lambda: kernels.all_reduce(17, "sum", "float32", transport="ll128"),
+            "n_ranks is 17; it must be 1 to 16",
+        ),
+        (lambda: kernels.all_reduce(2, "total", "float32"), "op is 'total'; it must be 'sum'"),
+        (
+            lambda: kernels.all_reduce(2, "sum", "bool"),
+            "all_reduce: x has dtype bool, which cannot be reduced",
+        ),
+        (lambda: kernels.all_reduce(2, "avg", "int32"), "all_reduce: op"),
+        (
+            lambda: kernels.all_gather(2, schedule="pul"),
+            "schedule is 'pul'; it must be None, 'rows', 'exchange', 'pull'",
+        ),
+        (
+            lambda: kernels.all_to_all(2, transport="ll12"),
+            "transport is 'll12'; it must be None, 'll', 'll128' or",
+        ),
+        (
+            lambda: kernels.all_reduce(2, "sum", "float32", schedule="two_shot", transport="ll"),
+            "'two_shot' has no transport 'll'; there are one_shot by ll, .* two_shot by ll128, ring and double_tree",
+        ),
+        (
+            lambda: kernels.all_gather(2, schedule="pull").device,
+            "pull has no form for tiles; ll128 or lamport have one",
+        ),
+        (lambda: kernels.barrier(0), "barrier: n_ranks is 0"),
+    ],
+)
+def test_wrong_kernels(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+@pytest.mark.ranks(2, fast=True)
+def test_wrong_calls(world):
+    n, xp = world.n_ranks, world.xp
+    k = kernels.all_reduce(n, "sum", "float32", transport="ll")
+    for make, message in (
+        (
+            lambda: kernels.all_reduce(n + 1, "sum", "float32").scratch(world, 4),
+            "has 2 ranks. Make the kernel with",
+        ),
+        (lambda: k.scratch(world, 6), "nbytes is 6; it must be a multiple of 4"),
+        (lambda: k.scratch(world, 0), "nbytes is 0; it must be 1 or more"),
+        (lambda: k.scratch(world, 4 + 4 * world.rank), "needs the same nbytes on all ranks"),
+        (
+            lambda: kernels.all_to_all(n).scratch(world, 1 + 2 * n),
+            f"a multiple of {n}, whole elements for each",
+        ),
+        (lambda: k.tiles(world, 4, 0), "n is 0; it must be 1 or more"),
+        (lambda: k.scratch(3, 4), "world is 3; it must be the World"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=re.sub("has 2", f"has {n}", message)):
+            make()
+    scratch, x, out = k.scratch(world, 64), xp.zeros(16, "float32"), xp.zeros(16, "float32")
+    launch, symmetric = k[scratch.grid, scratch.block, world.stream], world.zeros(16, "float32")
+    for given, message in (
+        ((x, out, *scratch.args[1:]), "a launch takes .x, out, .scratch."),
+        ((x, out), "a launch takes"),
+        ((x.view("int32"), out.view("int32"), *scratch), "x is int32; it must be float32"),
+        ((x, out[:15], *scratch), "out must be float32 with 16 elements"),
+        ((x.reshape(4, 4).T, out, *scratch), "x.*contiguous"),
+        ((x, "out", *scratch), "out is 'out'; it must be"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            launch(*given)
+    unaligned = xp.zeros(17, "float32")[1:]
+    with pytest.raises(ValueError, match="x or out is not at a multiple of 16 bytes"):
+        kernels_of_words = kernels.all_reduce(n, "sum", "float32", transport="ll128")
+        of_words = kernels_of_words.scratch(world, 64)
+        kernels_of_words[of_words.grid, of_words.block, world.stream](unaligned, out, *of_words)
+    launch(x, symmetric, *scratch)
+    world.synchronize()
+
+
+@pytest.mark.ranks(2, fast=True)
+def test_it_refuses_groups(world):
+    group = world.split(0)
+    with pytest.raises(ValueError, match="world is a group; .* sk.bind"):
+        kernels.all_reduce(world.n_ranks, "sum", "float32").scratch(group, 64)
+    group.finalize()
+
+
+@pytest.mark.ranks(2, fast=True)
+def test_it_refuses_outputs_of_other_kernels(world):
+    k = kernels.all_gather(world.n_ranks, schedule="push_1d")
+    scratch, out = k.scratch(world, 16), world.empty(16 * world.n_ranks, "uint8")
+    with pytest.raises(ValueError, match="another kernel .* for an out in symmetric memory"):
+        k[scratch.grid, scratch.block, world.stream](world.xp.zeros(16, "uint8"), out, *scratch)
+    scratch.free()
+    world.free(out)
