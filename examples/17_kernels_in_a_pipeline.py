@@ -13,7 +13,7 @@ all-reduce adds up the parts; then come bias and ReLU. The example has it in two
 On the emulator CuPy is NumPy, which no graph captures: there the pipeline runs step by step. With 2 ranks it
 prints
 
-    2 ranks (emulator), 100 float32
+    2 ranks (emulator), 24 float32
     pipeline: passed
     one kernel: passed
 """
@@ -27,7 +27,7 @@ import shmemkit as sk
 from shmemkit import kernels
 
 CALLS = 3
-TILE = 32  # sums of a block: a multiple of 16 bytes
+TILE = 16  # sums of a block: a multiple of 16 bytes
 
 
 def pipeline(world, x, weight, bias, transport):
@@ -80,7 +80,7 @@ def one_kernel(world, x, weight, bias, transport):
 
 def main():
     parser = argparse.ArgumentParser(description="Kernels of this library in a CuPy pipeline.")
-    parser.add_argument("--size", type=int, default=100, help="float32 of each rank (100)")
+    parser.add_argument("--size", type=int, default=24, help="float32 of each rank (24)")
     parser.add_argument("--transport", default="ll128", help="ll, ll128 or lamport (ll128)")
     options = parser.parse_args()
 

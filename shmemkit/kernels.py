@@ -25,24 +25,34 @@ from .collectives.queue import Queue, as_words, queue_kernel
 from .collectives.reduce_scatter import ReduceScatter
 from .device.cuda.word_reductions import OPS
 from .device.packets.transports import AT_ONCE
+from .gemm import Gemm, bind_product, check_activation, gpu_of
+from .gemm.problem import Problem
 from .operations.method import Method, agree, agree_on
 from .runtime.launch import MAX_THREADS, Launch, bind
 from .runtime.symmetric_memory import as_dtype
 from .runtime.world import Group, World, check_world
-from .support.arrays import converted, new_array
+from .support.arrays import converted, new_array, unlocked
 from .support.settings import integer, listed, one_of
-from .typing import DType, Op
+from .typing import Activation, AnyArray, DType, GemmMethod, Op
 
 __all__ = [
+    "CollectiveKernel",
+    "GemmKernel",
     "Kernel",
     "Scratch",
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "available",
     "barrier",
+    "gemm",
     "queue",
     "reduce_scatter",
 ]
+
+
+def __dir__():
+    return __all__
 
 
 class Scratch:
@@ -87,16 +97,16 @@ class Kernel:
 
     def __init__(self, who: str, kernel: Any, n_ranks: int):
         self._who, self.kernel, self.n_ranks = who, kernel, n_ranks
-        self._made: dict[tuple, Any] = {}  # what goes before a scratch, by the scratch
+        self._made: dict[tuple, Any] = {}  # (what goes before them, they), by the arguments of a Scratch
 
     @property
     def arguments(self) -> str:
-        return inspect.getdoc(self.kernel.py_func) or ""
+        return _arguments_of(self.kernel)
 
     def __getitem__(self, configuration: Any) -> Callable[..., None]:
-        """``k[grid, block, stream](x, out, *scratch)``: Numba's own launch of `kernel`, of x and out viewed as
-        the words that it takes. It can be captured in a CUDA graph. TypeError or ValueError for wrong arrays,
-        and a scratch that was made for others."""
+        """``k[grid, block, stream](x, out, *scratch)``: Numba's own launch of `kernel`, with x and out viewed
+        as the words that it takes. A CUDA graph can capture it. TypeError or ValueError for wrong arrays, and
+        for a scratch that was made for others."""
         launch = self.kernel[configuration]
 
         def call(*arguments):
@@ -142,27 +152,35 @@ class Kernel:
 
         agree_on(world, f"{self._who}: {what}", checked)
 
-    def _keep(self, world, rest, free, before=None, launch=((), ())):
+    def _keep(self, world, rest, free, before=None, grid=(), block=()):
         """-> a Scratch of the arguments `rest`. ``before(*arrays)``: what its kernel takes before them."""
-        args = tuple(_as_numba_has_it(world, a) for a in rest)
+        args = _as_numba_has_it(world, tuple(rest))
         if before is not None:
             self._made[_key(args)] = before, args
-        return Scratch(args, *launch, free)
+        return Scratch(args, grid, block, free)
 
     def _forget(self, *scratches):
         for scratch in scratches:
             self._made.pop(_key(scratch), None)
 
 
+def _arguments_of(kernel):
+    signature = inspect.signature(kernel.py_func)
+    return f"{kernel.py_func.__name__}{signature}\n\n{inspect.getdoc(kernel.py_func) or ''}".strip()
+
+
 def _key(args):
     return tuple(a if isinstance(a, int) else id(a) for a in args)
 
 
-def _as_numba_has_it(world, array):
-    """`array` of CuPy as Numba's: of CuPy's, Numba waits for the stream, which a capture refuses."""
-    if isinstance(array, int) or world.backend.name == "emulator":
-        return array
-    return cuda.as_cuda_array(array, sync=False)
+def _as_numba_has_it(world, given):
+    """An array of CuPy as Numba's: of CuPy's, Numba waits for the stream, which a capture refuses. Tuples of
+    them, too."""
+    if isinstance(given, tuple):
+        return tuple(_as_numba_has_it(world, each) for each in given)
+    if isinstance(given, int) or world.backend.name == "emulator":
+        return given
+    return cuda.as_cuda_array(given, sync=False)
 
 
 # ---- of collectives with methods
@@ -205,7 +223,7 @@ class CollectiveKernel(Kernel):
                 x, out = converted(self._who, {"x": x, "out": out}, world.xp).values()
                 return [_as_numba_has_it(world, a) for a in self._before(host, x, out, nbytes, rest)]
 
-            made.append(self._keep(world, rest, free, before, (launch.grid, launch.block)))
+            made.append(self._keep(world, rest, free, before, launch.grid, launch.block))
             made[-1]._of = of
             return made[-1]
 
@@ -213,9 +231,9 @@ class CollectiveKernel(Kernel):
         return made[0]
 
     def tiles(self, world: World, nbytes: int, n: int) -> Scratch:
-        """The scratch of ``device``, for `n` tiles, of which x has `nbytes` bytes or fewer. Collective; errors
-        as of ``scratch``."""
-        _ = self.device
+        """The scratch of ``device``, for `n` tiles, of which x has `nbytes` bytes or fewer. Collective.
+        Errors as of ``scratch``."""
+        _ = self.device  # or ValueError
 
         def check():
             return {"nbytes": self._checked_bytes(nbytes), "n": integer(self._who, "n", n, 1)}
@@ -250,7 +268,7 @@ class CollectiveKernel(Kernel):
 
     def _object(self, world, nbytes):
         """The host object that has the memory."""
-        options = {"op": self._op} if self._op else {}
+        options: Any = {"op": self._op} if self._op else {}
         times = getattr(self._kind, "counts", Method.counts)(self._for[2])
         host = self._of(world, times * nbytes, method=self.method, **options)
         for method in host._methods.values():
@@ -311,7 +329,7 @@ def _who(of):
     return f"kernels.{of._table}"
 
 
-def _entry(of, method):
+def _entry(of: Any, method: str) -> tuple[Any, dict[str, Any]]:
     """-> (the method's class, its settings, the transport `t` among them), of the table of a collective"""
     match of._METHODS[method]:
         case (kind, t, *settings):
@@ -437,7 +455,7 @@ class BarrierKernel(Kernel):
             self._forget(scratch)
             world.free(arrivals)
 
-        scratch = self._keep(world, rest, free, tuple, ((1,), (block,)))
+        scratch = self._keep(world, rest, free, tuple, (1,), (block,))
         return scratch
 
 
@@ -475,8 +493,8 @@ class QueueKernel(Kernel):
             self._forget(scratch)
             host.free()
 
-        launch = (host._launch.grid, host._launch.block)
-        scratch = self._keep(world, host._rest, free, before, launch)
+        launch = host._launch
+        scratch = self._keep(world, host._rest, free, before, launch.grid, launch.block)
         return scratch
 
 
@@ -484,3 +502,52 @@ def queue(n_ranks: int) -> QueueKernel:
     """-> the kernel of a `Queue`: it pushes the rows of x to a rank, and pops what arrives into the rows of
     out. TypeError or ValueError for a wrong `n_ranks`, the ranks of the World."""
     return QueueKernel("kernels.queue", queue_kernel, integer("kernels.queue", "n_ranks", n_ranks, 1))
+
+
+class GemmKernel:
+    """What ``gemm`` returns: ``g.kernel[g.grid, g.block, stream, g.shared](*g.args)``.
+
+    kernel              the @cuda.jit kernel
+    arguments           a text: the names, dtypes and shapes of its arguments
+    args                the arguments, for the arrays that it was made for, which it keeps alive
+    grid, block, shared of a launch: blocks, threads, bytes of dynamic shared memory
+    """
+
+    def __init__(self, world: World, launch: Launch, arrays: Any):
+        self._arrays, self.kernel = arrays, launch.kernel
+        self.grid, self.block, self.shared = launch.grid, launch.block, launch.shared
+        self.args = _as_numba_has_it(world, launch.args)
+
+    @property
+    def arguments(self) -> str:
+        return _arguments_of(self.kernel)
+
+
+def gemm(
+    world: World,
+    x: AnyArray,
+    w: AnyArray,
+    out: AnyArray,
+    *,
+    bias: AnyArray | None = None,
+    activation: Activation | None = None,
+    method: GemmMethod = "auto",
+) -> GemmKernel:
+    """-> the kernel of ``out = activation(x @ w + bias)`` that `Gemm` binds for these arrays: their sizes,
+    and on Hopper their addresses, are in its arguments. Not collective.
+
+    Arguments and errors are those of `Gemm`; float8 has none. It asks the driver for the shared memory that
+    Numba's launches of it need. They order nothing but their stream.
+    """
+    check_world("kernels.gemm", world)
+    product = Gemm(method)
+    arrays = converted("kernels.gemm", {"x": x, "w": w, "out": out, "bias": bias}, world.xp, ("bias",))
+    product._check(arrays)
+    check_activation("kernels.gemm", activation, arrays["x"].dtype)
+    product._check_scales(arrays["x"], None)
+    if not arrays["out"].size:
+        raise ValueError(f"kernels.gemm: out is {arrays['out'].shape}; it must have elements")
+    a, b, c, d = (None if array is None else unlocked(array) for array in arrays.values())
+    problem = Problem(a, b, c, d, activation)
+    run: Any = bind_product(problem, gpu_of(world), method, keeps_arrays=True)
+    return GemmKernel(world, run._launch, problem)

@@ -208,15 +208,18 @@ def _device_function(order):
     return order if order is not function else cuda.jit(device=True)(function)
 
 
-def bind_product(problem, gpu, method="auto", order=None):
+def bind_product(problem, gpu, method="auto", order=None, keeps_arrays=False):
     """-> run(stream), which computes a Problem of arrays of `gpu.arrays`, by a method and in an order as in
-    Gemm. The arrays have been checked, and the caller keeps them alive. ValueError if no method can compute
-    it."""
+    Gemm; ``run._launch`` is its launch. The arrays have been checked, and the caller keeps them alive, unless
+    it `keeps_arrays`. ValueError if no method can compute it."""
     if not problem.out.size:
         return nothing
     usual = ["sm90"] if problem.scales else ["simt"] if gpu.arrays.ndarray is np.ndarray else [*METHODS]
     method = chosen("Gemm", METHODS, method, usual, problem, gpu)
-    return METHODS[method](problem, gpu, order=order)
+    run = METHODS[method](problem, gpu, order=order)
+    if not (keeps_arrays or method == "sm90"):  # whose arguments are its tensor maps
+        run._launch.forget_arrays()
+    return run
 
 
 def chosen(who, methods, method, usual, problem, gpu):

@@ -208,7 +208,6 @@ class Simt:
         kernel = simt_kernel(dtype, out.dtype.name, a_by_k, b_by_k, bias_dtype, activation, order)
         arrays = [x.view(stored(x.dtype.name)) for x in (a, b, out, bias)]
         self._launch = bind(kernel, gpu.blocks(math.prod(tiles)), THREADS, tuple(arrays))
-        self._launch.forget_arrays()
 
     def __call__(self, stream=None):
         self._launch(stream)

@@ -597,7 +597,6 @@ class Sm80:
             (*operands, out, bias, m, n, k, a_layout.ld, b_layout.ld, ldo),
             shared=tile.shared_bytes,
         )
-        self._launch.forget_arrays()
 
     def __call__(self, stream=None):
         self._launch(stream)

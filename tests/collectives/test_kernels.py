@@ -10,6 +10,7 @@ import pytest
 from gpu import on_gpus
 from numba import cuda
 from numba.cuda import types
+from pages import ROOT
 from ptx import HOPPER, compile_ptx, resources
 from specification import ALL
 
@@ -167,6 +168,30 @@ def test_queue(world, name):
     scratch.free()
 
 
+@pytest.mark.parametrize("method, dtype", [("simt", "float32"), ("sm80", "float16"), ("sm90", "float16")])
+@pytest.mark.ranks(1, fast=True)
+def test_gemm(world, launches, method, dtype):
+    """Launched by Numba, it computes what Gemm computes, by the same kernel, grid and types."""
+    xp, rng = world.xp, np.random.default_rng(0)
+    x, w = (xp.asarray(rng.integers(-3, 4, shape).astype(dtype)) for shape in ((5, 24), (24, 16)))
+    bias, out, wanted = xp.ones(16, dtype), xp.zeros((5, 16), dtype), xp.zeros((5, 16), dtype)
+    try:
+        sk.Gemm(method)(x, w, wanted, bias=bias, activation="relu")
+        g = kernels.gemm(world, x, w, out, bias=bias, activation="relu", method=method)
+    except ValueError as refusal:
+        assert "cannot be used" in str(refusal)
+        pytest.skip(str(refusal))
+    compiled = set(g.kernel.overloads)
+    g.kernel[g.grid, g.block, world.stream, g.shared](*g.args)
+    np.testing.assert_array_equal(world.asnumpy(out), world.asnumpy(wanted))
+    assert world.asnumpy(out).any() and "bias" in g.arguments
+    first, *others = launches or [()]
+    assert others == on_gpus([], [first])
+    assert set(g.kernel.overloads) == compiled and len(compiled) == on_gpus(1, 0)
+    with pytest.raises(ValueError, match="Gemm: w is .*must be"):
+        kernels.gemm(world, x, x, out)
+
+
 # ---- in kernels of others
 
 
@@ -244,7 +269,17 @@ def test_tiles_compile(method):
     assert resources(ptx, HOPPER).spills == 0 and "NRT_" not in ptx
 
 
-# ---- errors
+# ---- errors, and the page
+
+
+def test_the_page_lists_what_there_is():
+    page, name, listed = (ROOT / "docs" / "kernels.md").read_text(), "", {}
+    for row in re.findall(r"^\|(.*\| `.*)\|$", page, re.M):
+        first, schedules, transports, *_ = map(str.strip, row.split("|"))
+        name = re.sub(r"`(\w+)\(.*", r"\1", first) or name
+        words = [re.findall(r"`(\w+)`", text) for text in (schedules, transports)]
+        listed.setdefault(name, set()).update((s, t) for s in words[0] for t in words[1] or [None])
+    assert listed == {make.__name__: {*kernels.available(ALL[k].kind).values()} for k, make in MAKERS.items()}
 
 
 @pytest.mark.parametrize(
@@ -271,7 +306,7 @@ def test_tiles_compile(method):
         ),
         (
             lambda: kernels.all_reduce(2, "sum", "float32", schedule="two_shot", transport="ll"),
-            "'two_shot' has no transport 'll'; there are one_shot by ll, .* two_shot by ll128, ring and double_tree",
+            "'two_shot' has no transport 'll'; there are one_shot by ll, .* by ll128, ring and double_tree",
         ),
         (
             lambda: kernels.all_gather(2, schedule="pull").device,

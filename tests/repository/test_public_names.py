@@ -16,7 +16,7 @@ import shmemkit.typing
 from shmemkit.compat import libshmem_device, triton_distributed
 from shmemkit.device import swizzle
 
-PACKAGES = (sk, sk.comm, sk.emu, sk.device, sk.notebook)
+PACKAGES = (sk, sk.comm, sk.emu, sk.device, sk.kernels, sk.notebook)
 
 
 @functools.cache
