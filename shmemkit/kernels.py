@@ -36,9 +36,11 @@ from .support.settings import integer, listed, one_of
 from .typing import Activation, AnyArray, DType, GemmMethod, Op
 
 __all__ = [
+    "BarrierKernel",
     "CollectiveKernel",
     "GemmKernel",
     "Kernel",
+    "QueueKernel",
     "Scratch",
     "all_gather",
     "all_reduce",
@@ -174,13 +176,13 @@ def _key(args):
 
 
 def _as_numba_has_it(world, given):
-    """An array of CuPy as Numba's: of CuPy's, Numba waits for the stream, which a capture refuses. Tuples of
-    them, too."""
+    """An array of CuPy as one of Numba: of CuPy's, Numba waits for the stream, which a capture refuses. On
+    the emulator as a new one, too. Tuples of them likewise."""
     if isinstance(given, tuple):
         return tuple(_as_numba_has_it(world, each) for each in given)
-    if isinstance(given, int) or world.backend.name == "emulator":
+    if isinstance(given, int):
         return given
-    return cuda.as_cuda_array(given, sync=False)
+    return given.view() if world.backend.name == "emulator" else cuda.as_cuda_array(given, sync=False)
 
 
 # ---- of collectives with methods

@@ -26,7 +26,7 @@ MAKERS = {
     "AllToAll": kernels.all_to_all,
 }
 WAYS = [(name, m) for name in MAKERS for m in kernels.available(ALL[name].kind)]
-TILED = "one_shot", "one_shot_ll128", "one_shot_lamport"
+TILED = [(name,) for name in ("one_shot", "one_shot_ll128", "one_shot_lamport")]
 
 
 def made(name, n, method, op="sum", dtype="float32"):
@@ -44,19 +44,19 @@ def arrays(world, name, size, dtype, call=0):
     return x, out.reshape(n, size) if what.gathers else out, given
 
 
-def each_way(*values):
-    """-> each kernel with one of `values` and a number of ranks; slow with the others"""
+def each_way(ways, *values):
+    """-> each of `ways` with one of `values` and a number of ranks; slow with the others"""
     found = []
-    for i, way in enumerate(WAYS):
+    for i, way in enumerate(ways):
         for k in range(len(values)):
-            marks = pytest.mark.ranks(1 + (i + k) % 4, fast=k == 0)
+            marks = [pytest.mark.ranks(1 + (i + k) % 4, fast=True), *[pytest.mark.slow] * (k > 0)]
             found.append(pytest.param(*way, *values[(i + k) % len(values)], marks=marks))
     return found
 
 
 @pytest.mark.parametrize(
     "name, method, dtype, size",
-    each_way(("float32", 1), ("bfloat16", 37), ("uint8", 250), ("float64", 64), ("float32", 1001)),
+    each_way(WAYS, ("float32", 1), ("bfloat16", 37), ("uint8", 250), ("float64", 64), ("float32", 1001)),
 )
 def test_launched_by_numba(world, name, method, dtype, size):
     k = made(name, world.n_ranks, method, "sum", dtype)
@@ -83,7 +83,7 @@ def launches():
         yield found
 
 
-@pytest.mark.parametrize("name, method", each_way(()))
+@pytest.mark.parametrize("name, method", each_way(WAYS, ()))
 def test_they_are_what_host_objects_bind(world, launches, name, method):
     """The same kernel, launched with the same grid and types, so by the same machine code."""
     (x, out, _), n = arrays(world, name, 48, "float32"), world.n_ranks
@@ -122,9 +122,10 @@ def test_in_a_graph(world):
     scratch.free()
 
 
+@pytest.mark.parametrize("method", ["one_shot_ll128", "ring"])
 @pytest.mark.ranks(2, fast=True)
-def test_one_scratch_for_several_sizes(world):
-    k = made("AllReduce", world.n_ranks, "one_shot_ll128")
+def test_one_scratch_for_several_sizes(world, method):
+    k = made("AllReduce", world.n_ranks, method)
     large = k.scratch(world, 400)
     small = large.of(20)
     for call in range(4):
@@ -214,14 +215,7 @@ def scaled(k):
 
 
 @pytest.mark.parametrize(
-    "method, dtype, n",
-    [
-        pytest.param(
-            method, dtype, n, marks=pytest.mark.ranks(1 + (i + k) % 4, fast=k == 0, delivery="unordered")
-        )
-        for i, method in enumerate(TILED)
-        for k, (dtype, n) in enumerate((("float32", 37), ("float16", 24), ("int64", 16), ("uint8", 65)))
-    ],
+    "method, dtype, n", each_way(TILED, ("float32", 37), ("float16", 24), ("int64", 16), ("uint8", 65))
 )
 def test_a_kernel_that_ends_with_its_tile(world, method, dtype, n):
     k, size = made("AllReduce", world.n_ranks, method, "sum", dtype), 16
@@ -262,7 +256,7 @@ def test_tiles_of_others(world, name, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", TILED)
+@pytest.mark.parametrize(("method",), TILED)
 def test_tiles_compile(method):
     array, i64 = types.float32[::1], types.int64
     scratch = types.Tuple((i64, types.uint64[::1], i64, i64, i64, types.uint32[::1]))

@@ -12,7 +12,7 @@ import shmemkit.typing
 from shmemkit.device import swizzle
 
 DOCS = ROOT / "docs"
-PACKAGES = (sk, sk.comm, sk.device, sk.emu, sk.notebook, swizzle)
+PACKAGES = (sk, sk.comm, sk.device, sk.kernels, sk.emu, sk.notebook, swizzle)
 
 
 def pages_from(page):
