@@ -253,8 +253,8 @@ class CollectiveKernel(Kernel):
         """``device(x, out, tile, scratch)``, for kernels of your own: the same for a tile, by all threads of
         a block. ``tiles`` makes its scratch. ValueError for kernels that have no such form.
 
-        x, out   1-D, C-contiguous, at multiples of 16 bytes, of any dtype of the size that the kernel is for:
-                 the arrays of the collective that this tile makes. `x` may be `out`, of an all-reduce
+        x, out   1-D, C-contiguous, at multiples of 16 bytes, of the kernel's dtype, which it does not check:
+                 what the collective takes for this tile. Of an all-reduce, `out` may be `x`
         tile     its number, below that of ``tiles``: equal on all ranks, and once in a launch
         scratch  its `args`
 
@@ -281,11 +281,12 @@ class CollectiveKernel(Kernel):
         """What the host object binds for these arrays."""
         if self._dtype and x.dtype != self._dtype:
             raise ValueError(f"{self._who}: x is {x.dtype}; it must be {self._dtype}, as of the kernel")
+        host._check_alive()
         launch = host._plan({"x": x, "out": out}, {})
         if getattr(launch, "kernel", None) is not self.kernel:
             raise ValueError(
                 f"{self._who}: {self.method} has another kernel for several nodes, and for an out in "
-                "symmetric memory. Give another out, or use the host object"
+                "symmetric memory. Give another out, or take the host object"
             )
         return launch
 

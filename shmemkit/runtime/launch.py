@@ -165,7 +165,7 @@ class Launch:
 
     @property
     def args(self) -> tuple:
-        """The arguments of the next launch."""
+        """The arguments of the next launch; None in the place of those that it has forgotten."""
         return tuple(self._args)
 
     resident_blocks = 2**31 - 1
