@@ -274,7 +274,7 @@ class CollectiveKernel(Kernel):
         times = getattr(self._kind, "counts", Method.counts)(self._for[2])
         host = self._of(world, times * nbytes, method=self.method, **options)
         for method in host._methods.values():
-            method.keeps_arrays = True
+            method._keeps_arrays = True
         return host
 
     def _bound(self, host, x, out) -> Launch:

@@ -79,7 +79,7 @@ class Method:
     kernel_of(n_ranks, op, dtype, **settings)
                      -> the kernel, of those of one kernel that programs may launch (``shmemkit.kernels``);
                      op and dtype, a name as "float16", are None where it moves data. Without a World
-    keeps_arrays     whether bound calls keep their arguments, for ``Launch.args``
+    _keeps_arrays    whether bound calls keep their arguments, for ``Launch.args``
     counts(dtype)    how many times an array of the dtype of this name counts, of max_nbytes: mostly once
     sms              the budget: the most blocks of a launch, which ``within`` keeps to. None: as many as are
                      tuned. Kernels of one method do not run at the same time, so it uses no more
@@ -94,7 +94,7 @@ class Method:
     name: str  # of it, as "all_gather push": of its arrays, and in its messages
     threads = 512
     sms: int | None = None
-    keeps_arrays = False
+    _keeps_arrays = False
     prepare: Callable[..., None]
 
     def __init__(self, world: World, *args, **settings: Any):
@@ -163,7 +163,7 @@ class Method:
             )
             self._launches[key].forget_arrays()
         bound = self._launches[key].with_args(*args)
-        if not self.keeps_arrays:
+        if not self._keeps_arrays:
             bound.forget_arrays()
         return bound
 
