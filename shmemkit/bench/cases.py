@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import shmemkit as sk
+from shmemkit.collectives.registry import collectives
 from shmemkit.runtime.world import World
 
-from .collective_results import DESCRIPTIONS
 from .nccl import SINCE_2_28, SUM, TYPES, UINT8
 from .refusal import agreed
 from .sizes import size_text
@@ -132,7 +132,7 @@ class Case(Checked):
     expected: Any
 
     def __init__(self, world, n_bytes, dtype, unit=16):
-        self.world, self.dtype, self.n_bytes, self.what = world, dtype, n_bytes, DESCRIPTIONS[named(self.op)]
+        self.world, self.dtype, self.n_bytes, self.what = world, dtype, n_bytes, host_of(self.op)
         self.segment = max(n_bytes // world.n_ranks // unit * unit, dtype.itemsize)
         self.bytes = self.segment * world.n_ranks
         self.host, self.made_of = named(self.op), (world, self.bytes)
@@ -157,10 +157,15 @@ class Case(Checked):
 
     def make(self):
         what, me, xp = self.what, self.world.rank, self.world.xp
-        parts = [self.part(rank) for rank in range(1 if what.root == "gives" else self.world.n_ranks)]
-        x, parts = self.whole(self.part(me)), [functools.reduce(np.add, parts)] if what.reduces else parts
-        total = self._of_root(what.result(np, [self.whole(part) for part in parts], me, 0))
-        if what.root == "gives" and what.scatters and me != 0:
+        x, n = self.whole(self.part(me)), self.world.n_ranks
+        if what.reduces:
+            total = self.whole(functools.reduce(np.add, map(self.part, what._combined("", me, n))))
+            total = total[me] if what.scatters else total
+        else:
+            given = [self.whole(self.part(rank)) for rank in range(1 if what.rooted == "gives" else n)]
+            total = what._expected(np, given, me)
+        total = self._of_root(total)
+        if what.rooted == "gives" and what.scatters and me != 0:
             x = x[:0]
         # NumPy's would be read-only otherwise
         self.x, self.total = (xp.array(array.reshape(-1).view(self.dtype)) for array in (x, total))
@@ -168,7 +173,7 @@ class Case(Checked):
 
     def _of_root(self, array):
         """What others get of a collective to a root is empty."""
-        return array[:0] if self.what.root == "gets" and self.world.rank else array
+        return array[:0] if self.what.rooted == "gets" and self.world.rank else array
 
     def output(self, empty=None):
         return self._of_root(super().output(empty))
@@ -207,7 +212,7 @@ class Case(Checked):
             return
         unit, kind = self.kind()
         size = self.segment if self.what.gathers or self.what.scatters else self.bytes
-        comm(self.call, x, out, size // unit, *kind, *((0,) if self.what.root else ()))
+        comm(self.call, x, out, size // unit, *kind, *((0,) if self.what.rooted else ()))
 
     def _segments(self, address, n_bytes):
         return [(address + i, self.segment, i // self.segment) for i in range(0, n_bytes, self.segment)]
@@ -293,12 +298,12 @@ CASES = {case.op: case for case in (*_cases, *_of_roots)}  # what matters most c
 
 def named(op):
     """The name of the class of one of CASES."""
-    return "".join(map(str.capitalize, op.split("_")))
+    return host_of(op).__name__
 
 
 def host_of(op):
     """The class."""
-    return getattr(sk, named(op))
+    return collectives()[op]
 
 
 def methods(op):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
@@ -22,42 +23,60 @@ from shmemkit.typing import Op
 from . import tuning
 
 MethodT = TypeVar("MethodT", bound=str)
+_UFUNCS = {"sum": "add", "avg": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
 class Collective(WithOutputs, Generic[MethodT]):
     """A subclass names the type of its methods' names, and has
 
-    _table    its name in the tuning table, as "all_gather"
     _METHODS  {name: (schedule, transport, settings)} of packets, as ``collectives/schedules`` have them; or a
               class like ``Method``; or (class, None, settings). It is called with the World, the bytes of the
-              largest full array, what ``_options`` gives, the settings, and `sms`. And `methods`, their names
-    _shape    (shape of x) -> the shape of a new output
-    _sizes    (x, out): ValueError, with what is needed, unless their sizes fit: mostly by ``_check_out``
-    _in_place (x, out): the byte offset of x from out at which the two may overlap, or None if they never may.
-              `_overlap` is what the error says when they overlap otherwise
+              largest full array, what ``_options`` gives, the settings, and `sms`
+    scatters  whether x has a segment for each rank; else it is one
+    gathers   whether out has a segment of each rank; else it is one
+    _moved    (NumPy or CuPy, what all ranks give, rank, root) -> what that rank gets. A ``Reducing`` has
+              ``_combined`` instead
 
-    and may have ``_checked_options()`` -> {name: value}: what else its methods are made with; TypeError or
+    By these, shapes and sizes are checked, x may lie in out or out in x, and ``shmemkit bench``, ``shmemkit
+    check`` and the tests know what is right. The full array is the larger one of a call's two.
+
+    It may have ``_checked_options()`` -> {name: value}: what else its methods are made with; TypeError or
     ValueError for what cannot be.
-
-    The full array is the larger one of a call's two.
     """
 
     ARRAYS = {
         "x": Given(dtype=None, align=1),
         "out": Given(dtype=None, align=1, new=True, may_be="any"),
     }
-    _table: str
-    _METHODS: dict[str, Any]
+    gathers = scatters = reduces = False
+    rooted: Literal["gives", "gets"] | None = None  # what the root alone does with the array of all
+    _moved: Callable[..., Any]
+    _combined: Callable[..., Any]
+    _METHODS: dict[str, Any] = {}
+    _table: str  # its name in the tuning table, as "all_gather"
     methods: tuple[str, ...]
     max_nbytes: int
     _options: dict[str, Any]
     _choices: Any
-    _overlap: str
-    _shape: Callable[[tuple[int, ...]], tuple[int, ...]]
-    _sizes: Callable[[Any, Any], None]
-    _in_place: Callable[[Any, Any], int | None]
     _out_is_alike = False  # whether out, and not x, is of the same size on all ranks
     _one_place = True  # whether a symmetric `out` is the same part of symmetric memory on all ranks
+
+    def __init_subclass__(cls):
+        super().__init_subclass__()
+        cls._table = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+        cls.methods = tuple(cls._METHODS)
+
+    @classmethod
+    def _expected(cls, xp, given, rank, root=0, op="sum"):
+        """What `rank` gets of what all ranks give, as arrays of `xp`: NumPy or CuPy."""
+        return cls._moved(xp, given, rank, root)
+
+    @classmethod
+    def _made(cls, world, max_nbytes, method: Any = "auto", root=0, op="sum", sms=None):
+        """An object with those of `root` and `op` that this collective takes."""
+        options: dict[str, Any] = {"root": root} if cls.rooted else {}
+        options |= {"op": op} if cls.reduces else {}
+        return cls(world, max_nbytes, method=method, **options, sms=sms)
 
     def __init__(
         self,
@@ -171,7 +190,7 @@ class Collective(WithOutputs, Generic[MethodT]):
         offset = self._in_place(x, out)
         in_place = offset is not None and at == to + offset
         if at < to + out.nbytes and to < at + x.nbytes and not in_place:
-            raise ValueError(f"{name}: x and out overlap; {self._overlap}")
+            raise ValueError(f"{name}: x and out overlap; they must lie apart{self._or_in_place()}")
         if not x.size:
             return nothing
         method = self._methods[self.method_for(times * full, self.world.is_symmetric(out))]
@@ -192,16 +211,56 @@ class Collective(WithOutputs, Generic[MethodT]):
                 f"{x.dtype} with {size} elements{of_which}"
             )
 
-    def _shape_of_segment(self, shape):
-        """-> the shape of a rank's segment of an array of this shape"""
+    def _sizes(self, x, out):
+        """ValueError, with what is needed, unless their sizes fit."""
         n = self.world.n_ranks
+        if self.scatters and x.size % n:
+            raise ValueError(
+                f"{self._who}: x is {x.shape}; the number of its elements must be a multiple of {n}, the "
+                "ranks"
+            )
+        if self.gathers == self.scatters:
+            self._check_out(x, out, x.size)
+        elif self.gathers:
+            self._check_out(x, out, n * x.size, f", x of each of {n} ranks")
+        else:
+            self._check_out(x, out, x.size // n, f", the part of one of {n} ranks")
+
+    def _shape(self, shape):
+        """The shape of a new output, by that of x."""
+        n = self.world.n_ranks
+        if self.gathers == self.scatters:
+            return shape
+        if self.gathers:
+            return n, *shape
         if shape and shape[0] % n == 0:
             return (shape[0] // n, *shape[1:])
         return (math.prod(shape) // n,)
 
+    def _in_place(self, x, out):
+        """The byte offset of x from out at which the two may overlap, or None if they never may."""
+        if self.gathers and self.scatters:
+            return None
+        return self.world.rank * (self.gathers * x.nbytes - self.scatters * out.nbytes)
+
+    def _or_in_place(self):
+        if self.gathers and self.scatters:
+            return ""
+        if self.gathers == self.scatters:
+            return ", or be the same"
+        part, full = ("x", "out") if self.gathers else ("out", "x")
+        return f", or {part} must be its own part of {full}, {full}[{'root' if self.rooted else 'rank'}]"
+
+    @classmethod
+    def _segments(cls, n_ranks):
+        """How many segments the full array has."""
+        return n_ranks if cls.gathers or cls.scatters else 1
+
     def _full(self, x, out):
         """Bytes of the full array."""
-        return max(x.nbytes, out.nbytes)
+        if self.gathers == self.scatters:
+            return x.nbytes
+        return self.world.n_ranks * min(x.nbytes, out.nbytes)
 
     def _bind_method(self, method, x, out, in_place):
         return method.bind(*self._words(x, out), in_place)
@@ -241,6 +300,20 @@ class Collective(WithOutputs, Generic[MethodT]):
 class Reducing(Collective[MethodT]):
     """One that combines the arrays of all ranks."""
 
+    reduces = True
+
+    @classmethod
+    def _combined(cls, method, rank, n):
+        """The ranks whose arrays `rank` gets combined, in this order."""
+        return range(n)
+
+    @classmethod
+    def _expected(cls, xp, given, rank, root=0, op="sum"):
+        given = [given[k] for k in cls._combined("", rank, len(given))]
+        given = [x[rank] for x in given] if cls.scatters else given
+        total = functools.reduce(getattr(xp, _UFUNCS[op]), given)
+        return total // len(given) if op == "avg" else total
+
     def __init__(
         self,
         world: World,
@@ -255,7 +328,11 @@ class Reducing(Collective[MethodT]):
 
     def _checked_options(self):
         one_of(self._who, "op", self.op, OPS)
-        return {"op": self.op}
+        return {**super()._checked_options(), "op": self.op}
+
+    def _sizes(self, x, out):
+        super()._sizes(x, out)
+        check_reducible(self._who, self.op, x.dtype)
 
     def _bind_method(self, method, x, out, in_place):
         return method.bind(*self._words(x, out), in_place, x.dtype)
@@ -264,7 +341,7 @@ class Reducing(Collective[MethodT]):
 class OfRoot(Collective[MethodT]):
     """One with a root, the rank that gives or gets the whole array."""
 
-    _one_place = False
+    rooted, _one_place = "gives", False
 
     def __init__(
         self,
@@ -282,6 +359,9 @@ class OfRoot(Collective[MethodT]):
         self.root = checked_root(type(self).__name__, self.world, self.root)
         return {"root": self.root}
 
+    def _in_place(self, x, out):
+        return super()._in_place(x, out) if self.world.rank == self.root else 0
+
     def method_for(self, nbytes: int, symmetric: bool = False) -> str:
         """-> the name of the method for a full array (the larger one of x and out) of `nbytes` bytes, up to
         max_nbytes. `symmetric` changes nothing, since other ranks do not know where a result lies. TypeError
@@ -292,6 +372,8 @@ class OfRoot(Collective[MethodT]):
 
 class ForRoot(OfRoot[MethodT]):
     """One of which the root alone gets the result."""
+
+    rooted = "gets"
 
     def _to_root(self, x, out, stream):
         if self.world.rank == self.root:
@@ -308,6 +390,10 @@ class ForRoot(OfRoot[MethodT]):
                 f"rank {self.root}, gets the result"
             )
         return x, x
+
+    def _sizes(self, x, out):
+        if self.world.rank == self.root:
+            super()._sizes(x, out)
 
     def _writes(self, x, out):
         return self.world.rank == self.root

@@ -1,36 +1,36 @@
-"""What each collective is, said once, and calls of it whose results are checked: for test_every_method.py,
-and for tests of one method."""
+"""Calls of each collective whose results are checked, for test_every_method.py and tests of one method."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from reduced import combined
 
 import shmemkit as sk
+from shmemkit.collectives.collective import Collective
+from shmemkit.collectives.registry import collectives
 from shmemkit.runtime.symmetric_memory import as_dtype
 
 
 @dataclass(frozen=True)
 class Specification:
-    """What a collective does with segments. x and out have a segment, or one for each rank; `gathers` and
-    `scatters` say which of them has all. `result(given, rank)` is what that rank gets of what all give; of a
-    collective with a root, the `root` alone "gives" or "gets" the array of all. A reduction combines, in the
-    order of the ranks, unless `order(method, rank, n)` says another one.
-    """
+    """What a collective says that it does (``Collective``): `gathers`, `scatters`, `reduces`, and what each
+    rank gets. Its results are compared with that, bit by bit."""
 
-    kind: type
-    result: Callable
-    gathers: bool = False
-    scatters: bool = False
-    root: str | None = None
-    reduces: bool = False
-    in_place: bool = True
+    kind: type[Collective]
+
+    def __getattr__(self, name):
+        return getattr(self.kind, name)
+
+    @property
+    def root(self):
+        return self.kind.rooted
+
+    @property
+    def in_place(self):
+        return not (self.gathers and self.scatters)
 
     def make(self, world, nbytes, method="auto", op="sum", root=0, sms=None):
-        options = {"root": root} if self.root else {}
-        options |= {"op": op} if self.reduces else {}
-        return self.kind(world, nbytes, method=method, sms=sms, **options)
+        return self.kind._made(world, nbytes, method, root, op, sms)
 
     def given(self, call, size, dtype, n):
         """What all ranks give in `call`: other integers each time."""
@@ -43,11 +43,11 @@ class Specification:
         if self.reduces:
             if self.scatters:
                 given = [array[rank] for array in given]
-            return combined(op, [given[k] for k in order(self.kind, method, rank, len(given))])
-        return self.result(given, rank, root)
+            return combined(op, [given[k] for k in self.kind._combined(method, rank, len(given))])
+        return self.kind._moved(np, given, rank, root)
 
     def gives(self, rank, root):
-        return self.kind is not sk.Scatter or rank == root
+        return self.root != "gives" or not self.scatters or rank == root
 
     def gets(self, rank, root):
         return self.root != "gets" or rank == root
@@ -82,41 +82,13 @@ def views(arrays, places, first):
     ]
 
 
-def order(kind, method, rank, n):
-    """In which elements are combined."""
-    if kind is sk.ReduceScatter and method == "ring":
-        return [(rank + 1 + k) % n for k in range(n)]
-    return range(n)
-
-
-def stacked(given, rank, root):
-    return np.stack(given)
-
-
-ALL = {
-    "AllGather": Specification(sk.AllGather, stacked, gathers=True),
-    "AllReduce": Specification(sk.AllReduce, combined, reduces=True),
-    "ReduceScatter": Specification(sk.ReduceScatter, combined, scatters=True, reduces=True),
-    "AllToAll": Specification(
-        sk.AllToAll,
-        lambda given, rank, root: np.stack([array[rank] for array in given]),
-        gathers=True,
-        scatters=True,
-        in_place=False,
-    ),
-    "Broadcast": Specification(sk.Broadcast, lambda given, rank, root: given[root], root="gives"),
-    "Gather": Specification(sk.Gather, stacked, gathers=True, root="gets"),
-    "Scatter": Specification(
-        sk.Scatter, lambda given, rank, root: given[root][rank], scatters=True, root="gives"
-    ),
-    "Reduce": Specification(sk.Reduce, combined, root="gets", reduces=True),
-}
+ALL = {kind.__name__: Specification(kind) for kind in collectives().values()}
 
 
 def full(what, n, size, dtype):
     """-> bytes of the larger array; float8 counts twice, by methods whose totals travel"""
     counts = 2 if what.reduces and "float8" in as_dtype(dtype).name else 1
-    return counts * (n if what.gathers or what.scatters else 1) * size * as_dtype(dtype).itemsize
+    return counts * what.kind._segments(n) * size * as_dtype(dtype).itemsize
 
 
 def calls(

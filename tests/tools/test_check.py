@@ -104,8 +104,7 @@ def test_numbers_show_a_narrower_dtype(n, dtype, narrower, op):
     """They are exact in theirs, and not in another one. Of max, some are negative."""
 
     def main(world):
-        what = collectives.DESCRIPTIONS["AllReduce"]
-        of_rank = collectives.Moved(world, subjects.Arrays(world), what, 64, dtype, 0, op, None).given
+        of_rank = collectives.Moved(world, subjects.Arrays(world), sk.AllReduce, 64, dtype, 0, op, None).given
         return [of_rank(1, r)[0] for r in range(n)]
 
     given = spmd(n, main)[0]
@@ -203,8 +202,7 @@ def test_whose_data_are_wrong():
 
     def main(world):
         arrays = subjects.Arrays(world)
-        what = plan.DESCRIPTIONS["AllReduce"]
-        subject = plan.Moved(world, arrays, what, 9, "float32", 0, "sum", None)
+        subject = plan.Moved(world, arrays, sk.AllReduce, 9, "float32", 0, "sum", None)
         stale = subject.wanted([4, 5, 5])[0][0]
         want = subject.wanted([5, 5, 5])[0]
         one = trials.Trials(world, 0, lambda text: None)

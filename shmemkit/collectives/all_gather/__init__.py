@@ -64,8 +64,11 @@ class AllGather(Collective[AllGatherMethod]):
     sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
-    _table, _METHODS, methods = "all_gather", METHODS, tuple(METHODS)
-    _overlap = "they must lie apart, or x must be its own part of out, out[rank]"
+    _METHODS, gathers = METHODS, True
+
+    @staticmethod
+    def _moved(xp, given, rank, root):
+        return xp.stack(given)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-gather. -> out
@@ -79,13 +82,3 @@ class AllGather(Collective[AllGatherMethod]):
         When the stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
         """
         return self._call(x, out, stream)
-
-    def _shape(self, shape):
-        return self.world.n_ranks, *shape
-
-    def _sizes(self, x, out):
-        n = self.world.n_ranks
-        self._check_out(x, out, n * x.size, f", x of each of {n} ranks")
-
-    def _in_place(self, x, out):
-        return self.world.rank * x.nbytes

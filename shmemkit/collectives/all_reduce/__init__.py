@@ -7,7 +7,7 @@ from __future__ import annotations
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
 from shmemkit.typing import AllReduceMethod, AnyStream, ArrayT
 
-from ..collective import Reducing, check_reducible
+from ..collective import Reducing
 from ..schedules.exchange import Exchange
 from ..schedules.tree import DoubleTree, Ring
 from ..schedules.two_shot import TwoShot
@@ -64,8 +64,7 @@ class AllReduce(Reducing[AllReduceMethod]):
     The first call for a dtype compiles its kernel, in seconds: make it before a capture.
     """
 
-    _table, _METHODS, methods = "all_reduce", METHODS, tuple(METHODS)
-    _overlap = "they must lie apart, or be the same"
+    _METHODS = METHODS
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-reduce. -> out
@@ -78,13 +77,3 @@ class AllReduce(Reducing[AllReduceMethod]):
         When the stream has run it, out[i] is op over all ranks of x[i].
         """
         return self._call(x, out, stream)
-
-    def _shape(self, shape):
-        return shape
-
-    def _sizes(self, x, out):
-        self._check_out(x, out, x.size)
-        check_reducible("AllReduce", self.op, x.dtype)
-
-    def _in_place(self, x, out):
-        return 0

@@ -45,8 +45,11 @@ class AllToAll(Collective[AllToAllMethod]):
     sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
-    _table, _METHODS, methods = "all_to_all", METHODS, tuple(METHODS)
-    _overlap = "they must lie apart"
+    _METHODS, gathers, scatters = METHODS, True, True
+
+    @staticmethod
+    def _moved(xp, given, rank, root):
+        return xp.stack([x[rank] for x in given])
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one all-to-all. -> out
@@ -60,20 +63,6 @@ class AllToAll(Collective[AllToAllMethod]):
         -1)[r].
         """
         return self._call(x, out, stream)
-
-    def _shape(self, shape):
-        return shape
-
-    def _sizes(self, x, out):
-        n = self.world.n_ranks
-        if x.size % n:
-            raise ValueError(
-                f"AllToAll: x is {x.shape}; the number of its elements must be a multiple of {n}, the ranks"
-            )
-        self._check_out(x, out, x.size)
-
-    def _in_place(self, x, out):
-        return None
 
     def _words(self, x, out):
         """Both as uint64 where their addresses, and the size of a part, allow, else as uint8."""

@@ -314,7 +314,7 @@ class AllToAllV(Collective):
         "out": Given(dtype=None, align=1, written=True),
         "out_splits": Given("n_ranks", "int64", align=0, written=True, may_be="splits"),
     }
-    _table, _METHODS, methods = "all_to_all_v", {"push": PushV}, ("push",)
+    _METHODS = {"push": PushV}
 
     def __init__(self, world: World, max_nbytes: int, *, sms: int | None = None):
         super().__init__(world, max_nbytes, "push", sms=sms)

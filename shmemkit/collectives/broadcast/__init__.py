@@ -38,8 +38,11 @@ class Broadcast(OfRoot[BroadcastMethod]):
     sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
-    _table, _METHODS, methods = "broadcast", METHODS, tuple(METHODS)
-    _overlap = "they must lie apart, or be the same"
+    _METHODS = METHODS
+
+    @staticmethod
+    def _moved(xp, given, rank, root):
+        return given[root]
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one broadcast. -> out, with the root's x
@@ -54,11 +57,5 @@ class Broadcast(OfRoot[BroadcastMethod]):
     def _sides(self, x, out):
         return x, x if out is None else out
 
-    def _sizes(self, x, out):
-        self._check_out(x, out, x.size)
-
     def _writes(self, x, out):
         return self.world.rank != self.root or self._address(x) != self._address(out)
-
-    def _in_place(self, x, out):
-        return 0

@@ -40,8 +40,11 @@ class Gather(ForRoot[GatherMethod]):
     sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
-    _table, _METHODS, methods = "gather", METHODS, tuple(METHODS)
-    _overlap = "they must lie apart, or x must be its own part of out, out[root]"
+    _METHODS, gathers = METHODS, True
+
+    @staticmethod
+    def _moved(xp, given, rank, root):
+        return xp.stack(given)
 
     def __call__(
         self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None
@@ -57,17 +60,3 @@ class Gather(ForRoot[GatherMethod]):
         When the root's stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
         """
         return self._to_root(x, out, stream)
-
-    def _shape(self, shape):
-        return self.world.n_ranks, *shape
-
-    def _sizes(self, x, out):
-        if self.world.rank == self.root:
-            n = self.world.n_ranks
-            self._check_out(x, out, n * x.size, f", x of each of {n} ranks")
-
-    def _in_place(self, x, out):
-        return self.root * x.nbytes if self.world.rank == self.root else 0
-
-    def _full(self, x, out):
-        return self.world.n_ranks * x.nbytes

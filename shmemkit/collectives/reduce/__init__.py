@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from shmemkit.device.cuda.word_reductions import OPS
 from shmemkit.device.packets.transports import LL, LL128
 from shmemkit.runtime.world import World
-from shmemkit.support.settings import one_of
 from shmemkit.typing import AnyStream, ArrayT, Op, ReduceMethod
 
-from ..collective import ForRoot, check_reducible
+from ..collective import ForRoot, Reducing
 from ..schedules.copied_to_root import CopiedToRoot
 from ..schedules.rooted import ToRoot
 from .push import Push
@@ -21,7 +19,7 @@ METHODS = {
 }
 
 
-class Reduce(ForRoot[ReduceMethod]):
+class Reduce(Reducing[ReduceMethod], ForRoot[ReduceMethod]):
     """Combine the arrays of all ranks on the root. Collective.
 
     ``reduce = sk.Reduce(world, max_nbytes)``, then ``reduce(x)``. ``help(sk.collectives)`` has the rules
@@ -43,8 +41,7 @@ class Reduce(ForRoot[ReduceMethod]):
     order of the ranks: equal calls give equal bits in every run, the same as `AllReduce` gives.
     """
 
-    _table, _METHODS, methods = "reduce", METHODS, tuple(METHODS)
-    _overlap = "they must lie apart, or be the same"
+    _METHODS = METHODS
 
     def __init__(
         self,
@@ -57,11 +54,7 @@ class Reduce(ForRoot[ReduceMethod]):
         sms: int | None = None,
     ):
         self.op = op
-        super().__init__(world, max_nbytes, root, method, sms=sms)
-
-    def _checked_options(self):
-        one_of(self._who, "op", self.op, OPS)
-        return {**super()._checked_options(), "op": self.op}
+        ForRoot.__init__(self, world, max_nbytes, root, method, sms=sms)
 
     def __call__(
         self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None
@@ -77,16 +70,3 @@ class Reduce(ForRoot[ReduceMethod]):
         When the root's stream has run it, out[i] is op over all ranks of x[i].
         """
         return self._to_root(x, out, stream)
-
-    def _shape(self, shape):
-        return shape
-
-    def _sizes(self, x, out):
-        self._check_out(x, out, x.size)
-        check_reducible("Reduce", self.op, x.dtype)
-
-    def _in_place(self, x, out):
-        return 0
-
-    def _bind_method(self, method, x, out, in_place):
-        return method.bind(*self._words(x, out), in_place, x.dtype)

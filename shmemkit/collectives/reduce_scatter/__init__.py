@@ -7,7 +7,7 @@ from __future__ import annotations
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
 from shmemkit.typing import AnyStream, ArrayT, ReduceScatterMethod
 
-from ..collective import Reducing, check_reducible
+from ..collective import Reducing
 from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
 from ..schedules.push_exchange import PushExchange
@@ -50,9 +50,12 @@ class ReduceScatter(Reducing[ReduceScatterMethod]):
     nodes.
     """
 
-    _table, _METHODS, methods = "reduce_scatter", METHODS, tuple(METHODS)
+    _METHODS, scatters = METHODS, True
     _one_place = False
-    _overlap = "they must lie apart, or out must be its own part of x, x[rank]"
+
+    @classmethod
+    def _combined(cls, method, rank, n):
+        return [(rank + 1 + k) % n for k in range(n)] if method == "ring" else range(n)
 
     def __call__(self, x: ArrayT, out: ArrayT | None = None, *, stream: AnyStream | None = None) -> ArrayT:
         """Enqueue one reduce-scatter. -> out
@@ -67,19 +70,3 @@ class ReduceScatter(Reducing[ReduceScatterMethod]):
         When the stream of rank k has run it, out is op over all ranks of x.reshape(n_ranks, -1)[k].
         """
         return self._call(x, out, stream)
-
-    def _shape(self, shape):
-        return self._shape_of_segment(shape)
-
-    def _sizes(self, x, out):
-        n = self.world.n_ranks
-        if x.size % n:
-            raise ValueError(
-                f"ReduceScatter: x is {x.shape}; the number of its elements must be a multiple of {n}, the "
-                "ranks"
-            )
-        self._check_out(x, out, x.size // n, f", the part of one of {n} ranks")
-        check_reducible("ReduceScatter", self.op, x.dtype)
-
-    def _in_place(self, x, out):
-        return -self.world.rank * out.nbytes

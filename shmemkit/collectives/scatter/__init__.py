@@ -34,9 +34,12 @@ class Scatter(OfRoot[ScatterMethod]):
     sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
-    _table, _METHODS, methods = "scatter", METHODS, tuple(METHODS)
+    _METHODS, scatters = METHODS, True
     _out_is_alike = True
-    _overlap = "they must lie apart, or out must be its own segment of x, x[root]"
+
+    @staticmethod
+    def _moved(xp, given, rank, root):
+        return given[root][rank]
 
     def __call__(
         self, x: ArrayT | None = None, out: ArrayT | None = None, *, stream: AnyStream | None = None
@@ -73,9 +76,6 @@ class Scatter(OfRoot[ScatterMethod]):
             )
         return out, out
 
-    def _shape(self, shape):
-        return self._shape_of_segment(shape)
-
     def _sizes(self, x, out):
         n = self.world.n_ranks
         if self.world.rank == self.root and (x.dtype != out.dtype or x.size != n * out.size):
@@ -83,9 +83,3 @@ class Scatter(OfRoot[ScatterMethod]):
                 f"Scatter: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; x must be "
                 f"{out.dtype} with {n * out.size} elements, a segment of out's size for each of {n} ranks"
             )
-
-    def _in_place(self, x, out):
-        return -self.root * out.nbytes if self.world.rank == self.root else 0
-
-    def _full(self, x, out):
-        return self.world.n_ranks * out.nbytes

@@ -1,9 +1,7 @@
-"""The collectives as subjects. What each does with segments: ``bench/collective_results.py``."""
+"""The collectives as subjects."""
 
 from __future__ import annotations
 
-import shmemkit as sk
-from shmemkit.bench.collective_results import DESCRIPTIONS as DESCRIPTIONS
 from shmemkit.support.dtypes import numpy_dtype
 
 from .subjects import MOST, Subject, span_of
@@ -36,10 +34,10 @@ class Moved(Subject):
             self.span, self.low, self.scale = min(MOST, max(2, int(2 ** (31 / self.n)) - 1)), 1, 1
         self.shape = (self.n, size) if what.scatters else (size,)
         self.out_shape = (self.n, size) if what.gathers else (size,)
-        self.gives = what.root != "gives" or what.kind is not sk.Scatter or self.me == root
-        self.gets = what.root != "gets" or self.me == root
+        self.gives = what.rooted != "gives" or not what.scatters or self.me == root
+        self.gets = what.rooted != "gets" or self.me == root
         self.symmetric, self.private = symmetric, symmetric is None
-        nbytes = size * numpy_dtype(dtype).itemsize * (self.n if what.gathers or what.scatters else 1)
+        nbytes = size * numpy_dtype(dtype).itemsize * what._segments(self.n)
         self.name = f"{size} elements"
         self.calls = 6 if nbytes <= 1 << 24 else 3
         self.slow = self.slow or nbytes > SLOW
@@ -51,7 +49,7 @@ class Moved(Subject):
 
     def result(self, given):
         given = [x for (x,) in given]
-        return [self.what.result(self.xp, given, self.me, self.root, self.op)] if self.gets else []
+        return [self.what._expected(self.xp, given, self.me, self.root, self.op)] if self.gets else []
 
     def outputs(self):
         of = self.out_shape, numpy_dtype(self.out_dtypes[0])
@@ -124,7 +122,7 @@ class Mixed(Subject):
 def sizes_of(what, n, dtype, emulated, extra=()):
     """-> elements of segments: an odd few, a tile and a part of one, and larger ones in bytes of the full
     array"""
-    itemsize, parts = numpy_dtype(dtype).itemsize, n if what.gathers or what.scatters else 1
+    itemsize, parts = numpy_dtype(dtype).itemsize, what._segments(n)
     large = () if emulated else (1 << 13, 1 << 20, 1 << 23)
     tail = (TILE + 56) // itemsize if emulated else (3 * TILE + 56) // itemsize
     found = [ODD, tail, *(max(1, size // itemsize // parts) for size in (*large, *extra))]

@@ -11,6 +11,7 @@ from typing import Any
 
 import shmemkit as sk
 from shmemkit.collectives import tuning
+from shmemkit.collectives.registry import collectives
 from shmemkit.gemm import METHODS as GEMMS
 from shmemkit.gemm.grouped import METHODS as GROUPED
 from shmemkit.gemm.problem import HALVES
@@ -18,7 +19,7 @@ from shmemkit.gemm.reduce_scatter.host_objects import GemmCollective
 from shmemkit.support.dtypes import REDUCIBLE, numpy_dtype
 
 from . import layers
-from .collectives import DESCRIPTIONS, ODD, InPlace, Mixed, Moved, Unaligned, sizes_of
+from .collectives import ODD, InPlace, Mixed, Moved, Unaligned, sizes_of
 from .subjects import Subject
 
 partial: Any = functools.partial  # names of methods are strings here, not literals
@@ -95,22 +96,22 @@ def protocol_of(kind, method):
 
 
 def of_collectives(world):
-    for name, what in DESCRIPTIONS.items():
-        choices = tuning.found_by(world, what.kind._table).choices
+    for op, what in collectives().items():
+        choices = tuning.found_by(world, op).choices
         taken = {method for those in choices.values() for _, method in those}
         # Those that "auto" takes for larger arrays than it is tried with.
         beyond = {m for those in choices.values() for low, m in _intervals(those) if low > _largest(world)}
-        for method in ("auto", *what.kind.methods):
+        for method in ("auto", *what.methods):
             dtypes = [*FIRST] if what.reduces else [*MOVED[:2]]
             if method == "auto" or method in beyond:
                 dtypes = list(dict.fromkeys([*dtypes, *(REDUCIBLE if what.reduces else MOVED)]))
             for dtype in dtypes:
-                yield _collective(name, what, method, dtype, choices, taken)
-            if not what.root:
-                yield _collective(name, what, method, "float32", choices, taken, symmetric=True)
+                yield _collective(what, method, dtype, choices, taken)
+            if not what.rooted:
+                yield _collective(what, method, "float32", choices, taken, symmetric=True)
         for op, dtype in OPS if what.reduces else ():
-            yield _collective(name, what, "auto", dtype, choices, taken, op=op)
-        yield _collective(name, what, "auto", "float32", choices, taken, sms=_budget(world))
+            yield _collective(what, "auto", dtype, choices, taken, op=op)
+        yield _collective(what, "auto", "float32", choices, taken, sms=_budget(world))
 
 
 def _budget(world):
@@ -118,12 +119,12 @@ def _budget(world):
     return max(2 if is_emulated(world) else 16, 2 * world.n_ranks)
 
 
-def _collective(name, what, method, dtype, choices, taken, symmetric=False, op="sum", sms=None):
+def _collective(what, method, dtype, choices, taken, symmetric=False, op="sum", sms=None):
     thin = dtype != "float32" or symmetric or op != "sum" or sms is not None
 
     def make(world, arrays):
         n, emulated = world.n_ranks, is_emulated(world)
-        parts, itemsize = n if what.gathers or what.scatters else 1, numpy_dtype(dtype).itemsize
+        parts, itemsize = what._segments(n), numpy_dtype(dtype).itemsize
         sizes = sizes_of(what, n, dtype, emulated)
         if thin and emulated:
             del sizes[1:]
@@ -139,7 +140,7 @@ def _collective(name, what, method, dtype, choices, taken, symmetric=False, op="
             sizes = sizes_of(what, n, dtype, emulated)[1 if emulated else 0 : 4]
         root = n - 1 if dtype == "float32" else 1 % n
         largest = max(sizes) * itemsize * parts * (2 if what.reduces and "float8" in dtype else 1)
-        made = what.make(world, largest, method, root, op, sms)
+        made = what._made(world, largest, method, root, op, sms)
         output = made.output if symmetric else None
         subjects: list[Subject] = [
             Moved(world, arrays, what, size, dtype, root, op, made, output) for size in sizes
@@ -158,7 +159,7 @@ def _collective(name, what, method, dtype, choices, taken, symmetric=False, op="
     variants = op if op != "sum" else "", "symmetric" if symmetric else "", f"{SMS}={sms}" if sms else ""
     variant = " ".join(filter(None, variants))
     needed = method == "auto" or method in taken
-    return Case(name, method, dtype, make, protocol_of(what.kind, method), needed, variant, thin)
+    return Case(what.__name__, method, dtype, make, protocol_of(what, method), needed, variant, thin)
 
 
 def _intervals(choices):
@@ -173,11 +174,11 @@ def _largest(world):
 
 def of_functions(world):
     """The one-line forms, on one size."""
-    for name, what in DESCRIPTIONS.items():
-        function = getattr(sk, what.kind._table)
+    for op, what in collectives().items():
+        function = getattr(sk, op)
 
         def make(world, arrays, what=what, function=function):
-            root = {"root": world.n_ranks - 1} if what.root else {}
+            root = {"root": world.n_ranks - 1} if what.rooted else {}
 
             def call(x, out):
                 function(x, out=out, **root)
@@ -186,7 +187,7 @@ def of_functions(world):
                 [Moved(world, arrays, what, 37, "float32", root.get("root", 0), "sum", call)], _nothing
             )
 
-        yield Case(what.kind._table, "", "float32", make, f"{name} auto", True)
+        yield Case(op, "", "float32", make, f"{what.__name__} auto", True)
 
 
 # ---- all others
@@ -363,8 +364,8 @@ def of_groups(world):
     """Collectives in two groups at once; where ranks share a GPU, there are none."""
     alone = not getattr(world.backend, "shares_gpus", False)
     for by in ("halves", "every second rank") if world.n_ranks > 1 else ():
-        for name in ("AllReduce", "ReduceScatter", "AllGather"):
-            make = partial(_grouped, by, DESCRIPTIONS[name])
+        for kind in (sk.AllReduce, sk.ReduceScatter, sk.AllGather):
+            make, name = partial(_grouped, by, kind), kind.__name__
             yield Case("Group", name, "float32", make, f"Group {name}", alone, by)
 
 
@@ -374,8 +375,7 @@ def _grouped(by, what, world, arrays):
     color = 2 * world.rank // world.n_ranks if by == "halves" else world.rank % 2
     group = world.split(color, heap="64M")
     sizes = sizes_of(what, group.n_ranks, "float32", is_emulated(world))[:4]
-    parts = group.n_ranks if what.gathers or what.scatters else 1
-    made = what.make(group, 4 * max(sizes) * parts, "auto", 0, "sum")
+    made = what._made(group, 4 * max(sizes) * what._segments(group.n_ranks))
 
     def free():
         made.free()
