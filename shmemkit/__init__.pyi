@@ -8,45 +8,27 @@ from . import kernels as kernels
 from . import notebook as notebook
 from .attention.flash_decode import FlashDecode as FlashDecode
 from .collectives.all_gather import AllGather as AllGather
+from .collectives.all_gather import all_gather as all_gather
 from .collectives.all_reduce import AllReduce as AllReduce
+from .collectives.all_reduce import all_reduce as all_reduce
 from .collectives.all_reduce.rms_norm import AllReduceRMSNorm as AllReduceRMSNorm
 from .collectives.all_to_all import AllToAll as AllToAll
 from .collectives.all_to_all import AllToAllV as AllToAllV
+from .collectives.all_to_all import all_to_all as all_to_all
 from .collectives.attention_combine import AttentionCombine as AttentionCombine
+from .collectives.attention_combine import attention_combine as attention_combine
 from .collectives.barrier import Barrier as Barrier
 from .collectives.broadcast import Broadcast as Broadcast
-from .collectives.functional import (
-    all_gather as all_gather,
-)
-from .collectives.functional import (
-    all_reduce as all_reduce,
-)
-from .collectives.functional import (
-    all_to_all as all_to_all,
-)
-from .collectives.functional import (
-    attention_combine as attention_combine,
-)
-from .collectives.functional import (
-    broadcast as broadcast,
-)
-from .collectives.functional import (
-    gather as gather,
-)
-from .collectives.functional import (
-    reduce as reduce,
-)
-from .collectives.functional import (
-    reduce_scatter as reduce_scatter,
-)
-from .collectives.functional import (
-    scatter as scatter,
-)
+from .collectives.broadcast import broadcast as broadcast
 from .collectives.gather import Gather as Gather
+from .collectives.gather import gather as gather
 from .collectives.queue import Queue as Queue
 from .collectives.reduce import Reduce as Reduce
+from .collectives.reduce import reduce as reduce
 from .collectives.reduce_scatter import ReduceScatter as ReduceScatter
+from .collectives.reduce_scatter import reduce_scatter as reduce_scatter
 from .collectives.scatter import Scatter as Scatter
+from .collectives.scatter import scatter as scatter
 from .gemm import Gemm as Gemm
 from .gemm import matmul as matmul
 from .gemm.all_gather import AllGatherGemm as AllGatherGemm

@@ -165,7 +165,7 @@ class Case(Checked):
             given = [self.whole(self.part(rank)) for rank in range(1 if what.rooted == "gives" else n)]
             total = what._expected(np, given, me)
         total = self._of_root(total)
-        if what.rooted == "gives" and what.scatters and me != 0:
+        if not what._gives(me, 0):
             x = x[:0]
         # NumPy's would be read-only otherwise
         self.x, self.total = (xp.array(array.reshape(-1).view(self.dtype)) for array in (x, total))
@@ -173,7 +173,7 @@ class Case(Checked):
 
     def _of_root(self, array):
         """What others get of a collective to a root is empty."""
-        return array[:0] if self.what.rooted == "gets" and self.world.rank else array
+        return array if self.what._gets(self.world.rank, 0) else array[:0]
 
     def output(self, empty=None):
         return self._of_root(super().output(empty))

@@ -72,6 +72,16 @@ class Collective(WithOutputs, Generic[MethodT]):
         return cls._moved(xp, given, rank, root)
 
     @classmethod
+    def _gives(cls, rank, root):
+        """Whether `rank` gives x."""
+        return rank == root or not (cls.rooted == "gives" and cls.scatters)
+
+    @classmethod
+    def _gets(cls, rank, root):
+        """Whether `rank` gets out."""
+        return rank == root or cls.rooted != "gets"
+
+    @classmethod
     def _made(cls, world, max_nbytes, method: Any = "auto", root=0, op="sum", sms=None):
         """An object with those of `root` and `op` that this collective takes."""
         options: dict[str, Any] = {"root": root} if cls.rooted else {}

@@ -17,177 +17,14 @@ from __future__ import annotations
 from typing import Any
 
 from shmemkit.operations.method import agree
-from shmemkit.runtime.budget import checked_sms
-from shmemkit.runtime.symmetric_memory import as_dtype
-from shmemkit.runtime.world import World, check_world, current
+from shmemkit.runtime.world import check_world, current
 from shmemkit.support.agreement import as_message, raise_on_all
 from shmemkit.support.arrays import as_array, stream_of, with_shape
 from shmemkit.support.settings import shown
-from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, Op
 
-from .all_gather import AllGather
-from .all_reduce import AllReduce
-from .all_to_all import AllToAll
-from .attention_combine import AttentionCombine
-from .broadcast import Broadcast
-from .collective import OfRoot, checked_root
-from .gather import Gather
-from .reduce import Reduce
-from .reduce_scatter import ReduceScatter
-from .scatter import Scatter
-
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "attention_combine",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-]
+from .collective import Collective, checked_root
 
 LEAST = 1 << 16  # bytes
-
-
-def all_gather(
-    x: ArrayT,
-    *,
-    out: ArrayT | None = None,
-    stream: AnyStream | None = None,
-    group: World | None = None,
-    sms: int | None = None,
-) -> ArrayT:
-    """Gather the `x` of all ranks on each: see `AllGather`. -> out, default a new one (n_ranks, *x.shape) of
-    x's kind
-    """
-    return _kept_for(AllGather, x, out, stream, group, sms, _on("all_gather()", group).n_ranks)(
-        x, out, stream=stream
-    )
-
-
-def all_reduce(
-    x: ArrayT,
-    op: Op = "sum",
-    *,
-    out: ArrayT | None = None,
-    stream: AnyStream | None = None,
-    group: World | None = None,
-    sms: int | None = None,
-) -> ArrayT:
-    """Combine the `x` of all ranks on each: see `AllReduce`. -> out, default a new one of x's kind and
-    shape
-    """
-    return _kept_for(AllReduce, x, out, stream, group, sms, 1, op)(x, out, stream=stream)
-
-
-def all_to_all(
-    x: ArrayT,
-    *,
-    out: ArrayT | None = None,
-    stream: AnyStream | None = None,
-    group: World | None = None,
-    sms: int | None = None,
-) -> ArrayT:
-    """Send segment k of `x` to rank k: see `AllToAll`. -> out, default a new one of x's kind and shape"""
-    return _kept_for(AllToAll, x, out, stream, group, sms, 1)(x, out, stream=stream)
-
-
-def attention_combine(
-    partial: ArrayT,
-    lse: AnyArray,
-    form: AttentionForm = "all_gather",
-    *,
-    out: ArrayT | None = None,
-    stream: AnyStream | None = None,
-    group: World | None = None,
-    sms: int | None = None,
-) -> ArrayT:
-    """Combine the partial attention of all ranks: see `AttentionCombine`. Its object is for the heads,
-    head_dim, dtype and form, and for the batch, rounded up to a power of two. -> out, default a new one of
-    partial's kind
-    """
-    given = partial, lse, out
-    of = AttentionCombine, "attention_combine()", _size_of_heads, (form, sms), "batch entries"
-    return _kept(*of, "partial", partial, given, stream, group)(*given, stream=stream)
-
-
-def broadcast(
-    x: ArrayT,
-    root: int = 0,
-    *,
-    out: ArrayT | None = None,
-    stream: AnyStream | None = None,
-    group: World | None = None,
-    sms: int | None = None,
-) -> ArrayT:
-    """Give all ranks the `x` of the root: see `Broadcast`. -> out, default x"""
-    return _kept_for(Broadcast, x, out, stream, group, sms, 1, root)(x, out, stream=stream)
-
-
-def gather(
-    x: ArrayT,
-    root: int = 0,
-    *,
-    out: ArrayT | None = None,
-    stream: AnyStream | None = None,
-    group: World | None = None,
-    sms: int | None = None,
-) -> ArrayT | None:
-    """Gather the `x` of all ranks on the root: see `Gather`. -> out on the root, default a new one (n_ranks,
-    *x.shape) of x's kind; None on all others
-    """
-    return _kept_for(Gather, x, out, stream, group, sms, _on("gather()", group).n_ranks, root)(
-        x, out, stream=stream
-    )
-
-
-def reduce(
-    x: ArrayT,
-    root: int = 0,
-    op: Op = "sum",
-    *,
-    out: ArrayT | None = None,
-    stream: AnyStream | None = None,
-    group: World | None = None,
-    sms: int | None = None,
-) -> ArrayT | None:
-    """Combine the `x` of all ranks on the root: see `Reduce`. -> out on the root, default a new one of x's
-    kind and shape; None on all others
-    """
-    return _kept_for(Reduce, x, out, stream, group, sms, 1, root, op)(x, out, stream=stream)
-
-
-def scatter(
-    x: ArrayT | None = None,
-    root: int = 0,
-    *,
-    out: ArrayT | None = None,
-    stream: AnyStream | None = None,
-    group: World | None = None,
-    sms: int | None = None,
-) -> ArrayT:
-    """Give each rank its segment of the root's `x`: see `Scatter`. All other ranks give `out`. -> out, on
-    the root by default a new one
-    """
-    times = _on("scatter()", group).n_ranks if x is None else 1
-    return _kept_for(Scatter, x, out, stream, group, sms, times, root)(x, out, stream=stream)
-
-
-def reduce_scatter(
-    x: ArrayT,
-    op: Op = "sum",
-    *,
-    out: ArrayT | None = None,
-    stream: AnyStream | None = None,
-    group: World | None = None,
-    sms: int | None = None,
-) -> ArrayT:
-    """Combine the `x` of all ranks, a segment on each: see `ReduceScatter`. -> out, default a new one of x's
-    kind and of x's shape divided by n_ranks
-    """
-    return _kept_for(ReduceScatter, x, out, stream, group, sms, 1, op)(x, out, stream=stream)
 
 
 def _on(who, group):
@@ -198,20 +35,21 @@ def _on(who, group):
     return group
 
 
-def _kept_for(kind, x, out, stream, group, sms, times, *options: Any):
-    """-> the object for a call; `times`: how often the full array has the bytes of x, or of `out`"""
-    name, array = ("out", out) if x is None and kind is Scatter else ("x", x)
-    of = kind, f"{kind._table}()", _size_of_bytes, (kind, times, options, sms), "bytes"
-    return _kept(*of, name, array, (x, out), stream, group)
+def in_one_line(kind: type[Collective], x, out, stream, group, sms, *options: Any) -> Any:
+    """Call the object that is cached for x, or for `out` where x is None and others say the size."""
+    name, array = ("out", out) if x is None and kind._out_is_alike else ("x", x)
+    of = kind, f"{kind._table}()", _size_of_bytes, (kind, options, sms), "bytes"
+    return kept(*of, name, array, (x, out), stream, group)(x, out, stream=stream)
 
 
-def _size_of_bytes(who, world, name, array, kind, times, options, sms):
-    if array is None and kind is Scatter:
+def _size_of_bytes(who, world, name, array, kind, options, sms):
+    if array is None and kind._out_is_alike:
         raise ValueError(f"{who}: x and out are None; the root gives x, all other ranks give out")
     array = with_shape(who, name, array, world.xp)
-    if kind in (AllReduce, ReduceScatter) and "float8" in str(array.dtype):
+    times = world.n_ranks if name == "out" or kind.gathers > kind.scatters else 1
+    if kind.reduces and "float8" in str(array.dtype):
         times = 2  # by some methods its totals travel as float32
-    argument = "root" if issubclass(kind, OfRoot) else "op"
+    argument = "root" if kind.rooted else "op"
     if options and hasattr(options[0], "__len__") and not isinstance(options[0], str):
         raise TypeError(f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name")
     if argument == "root":  # True and 1.0 have the hash of 1
@@ -219,16 +57,7 @@ def _size_of_bytes(who, world, name, array, kind, times, options, sms):
     return max(LEAST, 1 << max(0, times * array.nbytes - 1).bit_length()), (*options, sms)
 
 
-def _size_of_heads(who, world, name, partial, form, sms):
-    array = with_shape(who, name, partial, world.xp)
-    if array.ndim != 3:
-        raise ValueError(f"{who}: partial is {shown(partial)}; it must be (batch, heads, head_dim)")
-    batch, heads, head_dim = array.shape
-    of = heads, head_dim, as_dtype(array.dtype, who).name, form
-    return 1 << max(0, batch - 1).bit_length(), (*of, checked_sms(who, sms))
-
-
-def _kept(kind, who, size_of, of, unit, name, array, given, stream, group):
+def kept(kind, who, size_of, of, unit, name, array, given, stream, group):
     """-> the object for a call of the arrays `given`; ``size_of(who, world, name, array, *of)`` -> its size
     and options.
 

@@ -47,10 +47,10 @@ class Specification:
         return self.kind._moved(np, given, rank, root)
 
     def gives(self, rank, root):
-        return self.root != "gives" or not self.scatters or rank == root
+        return self.kind._gives(rank, root)
 
     def gets(self, rank, root):
-        return self.root != "gets" or rank == root
+        return self.kind._gets(rank, root)
 
     def call(self, made, x, out, stream=None):
         """One call; x or out is None on ranks that do not give or get."""

@@ -1,7 +1,7 @@
 """What every operation takes and refuses, by the arrays that it declares: one test for all of them. A wrong
 array raises on the rank that gives it, before anything is enqueued; so a right call may follow.
 
-A new operation needs a right call in ``made``, and its name in NAMES."""
+A new operation that is no collective needs a right call in ``made``, and its name in NAMES."""
 
 import functools
 import importlib.util
@@ -13,31 +13,25 @@ import pytest
 from emulated import spmd
 
 import shmemkit as sk
+from shmemkit.collectives.registry import collectives
 from shmemkit.operations.operation import Declared
 
 RANKS = 2
+COLLECTIVES = {kind.__name__: kind for kind in collectives().values()}
 ONES = np.ones
 
 
 def made(world, name):
     """-> (the object, the arrays of a right call on this rank)"""
-    kind, root = getattr(sk, name.partition(".")[0]), world.rank == 0
+    kind = getattr(sk, name.partition(".")[0])
     x, part, half = ONES(8, "float32"), ONES(4, "float32"), "float16"
     rows, experts = ONES((4, 16), half), ONES((3, 8, 16), half)
     ids, factors = np.zeros((8, 1), "int32"), ONES((8, 1), "float32")
     match name:
-        case "AllReduce" | "AllToAll" | "Broadcast":
-            return kind(world, 64), {"x": x, "out": x.copy()}
-        case "AllGather":
-            return kind(world, 64), {"x": part, "out": x}
-        case "ReduceScatter":
-            return kind(world, 64), {"x": x, "out": part}
-        case "Gather":
-            return kind(world, 64), {"x": part, **({"out": x} if root else {})}
-        case "Scatter":
-            return kind(world, 64), {**({"x": x} if root else {}), "out": part}
-        case "Reduce":
-            return kind(world, 64), {"x": x, **({"out": x.copy()} if root else {})}
+        case _ if name in COLLECTIVES:
+            of_x, of_out = (x if many else part for many in (kind.scatters, kind.gathers))
+            arrays = {"x": of_x} if kind._gives(world.rank, 0) else {}
+            return kind(world, 64), arrays | ({"out": of_out.copy()} if kind._gets(world.rank, 0) else {})
         case "AllToAllV":
             splits = np.full(RANKS, 2)
             return kind(world, 64), {"x": x, "splits": splits, "out": x.copy(), "out_splits": splits.copy()}
@@ -255,8 +249,9 @@ def test_all_are_here():
 
 
 NAMES = (
-    *("AllGather", "AllReduce", "AllToAll", "AllToAllV", "Broadcast", "Gather", "Reduce", "ReduceScatter"),
-    *("Scatter", "Queue", "AllReduceRMSNorm", "AttentionCombine", "FlashDecode", "AllGatherGemm", "Barrier"),
+    *COLLECTIVES,
+    *("AllToAllV", "Queue", "AllReduceRMSNorm", "AttentionCombine", "FlashDecode", "AllGatherGemm"),
+    "Barrier",
     *("GemmAllReduce", "GemmReduceScatter", "AllGatherGroupedGemm", "GroupedGemmReduceScatter"),
     *("ExpertParallel.dispatch", "ExpertParallel.combine", "ExpertParallel.dispatch, max_rows"),
     *("ExpertParallel.dispatch with a handle", "ExpertParallel.combine, max_rows"),

@@ -13,6 +13,7 @@ from numba import cuda
 
 import shmemkit as sk
 import shmemkit.typing
+from shmemkit.collectives.registry import collectives
 from shmemkit.compat import libshmem_device, triton_distributed
 from shmemkit.device import swizzle
 
@@ -95,16 +96,8 @@ WORDS = {
     "Comparison": _launched(lambda x: sk.device.wait(x, 1, "gpu", "acquire", 1, "no such")),
     "FenceScope": _launched(lambda x: sk.device.threadfence("no such")),
     "FenceSemantic": _launched(lambda x: sk.device.threadfence("gpu", "no such")),
-    "AllGatherMethod": lambda world: sk.AllGather(world, 8, method="no such"),
-    "AllReduceMethod": lambda world: sk.AllReduce(world, 8, method="no such"),
     "AllReduceRMSNormMethod": lambda world: sk.AllReduceRMSNorm(world, 8, 8, method="no such"),
-    "AllToAllMethod": lambda world: sk.AllToAll(world, 8, method="no such"),
     "AttentionForm": lambda world: sk.AttentionCombine(world, 1, 1, 8, form="no such"),
-    "BroadcastMethod": lambda world: sk.Broadcast(world, 8, method="no such"),
-    "GatherMethod": lambda world: sk.Gather(world, 8, method="no such"),
-    "ReduceScatterMethod": lambda world: sk.ReduceScatter(world, 8, method="no such"),
-    "ScatterMethod": lambda world: sk.Scatter(world, 8, method="no such"),
-    "ReduceMethod": lambda world: sk.Reduce(world, 8, method="no such"),
     "GemmMethod": lambda world: sk.Gemm("no such"),
     "GroupedGemmMethod": lambda world: sk.GroupedGemm("no such"),
     "AllGatherGemmMethod": lambda world: sk.AllGatherGemm(world, 8, method="no such"),
@@ -114,6 +107,10 @@ WORDS = {
     ),
     "GemmReduceScatterMethod": lambda world: sk.GemmReduceScatter(world, 8, 8, method="no such"),
     "GemmAllReduceMethod": lambda world: sk.GemmAllReduce(world, 8, 8, method="no such"),
+    **{
+        f"{kind.__name__}Method": functools.partial(kind, max_nbytes=8, method="no such")
+        for kind in collectives().values()
+    },
 }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
+from shmemkit.runtime.world import World
 from shmemkit.typing import AllGatherMethod, AnyStream, ArrayT
 
 from ..collective import Collective
+from ..functional import in_one_line
 from ..network import ranks_in_reach
 from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
@@ -82,3 +84,17 @@ class AllGather(Collective[AllGatherMethod]):
         When the stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
         """
         return self._call(x, out, stream)
+
+
+def all_gather(
+    x: ArrayT,
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT:
+    """Gather the `x` of all ranks on each: see `AllGather`. -> out, default a new one (n_ranks, *x.shape) of
+    x's kind
+    """
+    return in_one_line(AllGather, x, out, stream, group, sms)

@@ -5,9 +5,11 @@ explains it.
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
-from shmemkit.typing import AllReduceMethod, AnyStream, ArrayT
+from shmemkit.runtime.world import World
+from shmemkit.typing import AllReduceMethod, AnyStream, ArrayT, Op
 
 from ..collective import Reducing
+from ..functional import in_one_line
 from ..schedules.exchange import Exchange
 from ..schedules.tree import DoubleTree, Ring
 from ..schedules.two_shot import TwoShot
@@ -77,3 +79,18 @@ class AllReduce(Reducing[AllReduceMethod]):
         When the stream has run it, out[i] is op over all ranks of x[i].
         """
         return self._call(x, out, stream)
+
+
+def all_reduce(
+    x: ArrayT,
+    op: Op = "sum",
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT:
+    """Combine the `x` of all ranks on each: see `AllReduce`. -> out, default a new one of x's kind and
+    shape
+    """
+    return in_one_line(AllReduce, x, out, stream, group, sms, op)

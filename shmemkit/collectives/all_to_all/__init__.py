@@ -5,9 +5,11 @@ it. ``variable.py`` is for different numbers of rows, which only the GPUs know.
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
+from shmemkit.runtime.world import World
 from shmemkit.typing import AllToAllMethod, AnyStream, ArrayT
 
 from ..collective import Collective
+from ..functional import in_one_line
 from ..schedules.copied import CopiedExchange
 from ..schedules.push_exchange import PushExchange
 from ..schedules.rows import Rows
@@ -69,3 +71,15 @@ class AllToAll(Collective[AllToAllMethod]):
         address = self.world.backend.address
         unit = "uint8" if (address(x) | address(out) | x.nbytes // self.world.n_ranks) % 8 else "uint64"
         return x.view(unit), out.view(unit)
+
+
+def all_to_all(
+    x: ArrayT,
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT:
+    """Send segment k of `x` to rank k: see `AllToAll`. -> out, default a new one of x's kind and shape"""
+    return in_one_line(AllToAll, x, out, stream, group, sms)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
+from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, BroadcastMethod
 
 from ..collective import OfRoot
+from ..functional import in_one_line
 from ..schedules.rooted import FromRoot
 from .lamport import Lamport
 from .push_2d import Push2D
@@ -59,3 +61,16 @@ class Broadcast(OfRoot[BroadcastMethod]):
 
     def _writes(self, x, out):
         return self.world.rank != self.root or self._address(x) != self._address(out)
+
+
+def broadcast(
+    x: ArrayT,
+    root: int = 0,
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT:
+    """Give all ranks the `x` of the root: see `Broadcast`. -> out, default x"""
+    return in_one_line(Broadcast, x, out, stream, group, sms, root)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LL, LL128
+from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, GatherMethod
 
 from ..collective import ForRoot
+from ..functional import in_one_line
 from ..schedules.copied_to_root import CopiedToRoot
 from ..schedules.push_rooted import PushRooted
 from ..schedules.rooted import ToRoot
@@ -60,3 +62,18 @@ class Gather(ForRoot[GatherMethod]):
         When the root's stream has run it, out.reshape(n_ranks, -1)[k] is rank k's x.
         """
         return self._to_root(x, out, stream)
+
+
+def gather(
+    x: ArrayT,
+    root: int = 0,
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT | None:
+    """Gather the `x` of all ranks on the root: see `Gather`. -> out on the root, default a new one (n_ranks,
+    *x.shape) of x's kind; None on all others
+    """
+    return in_one_line(Gather, x, out, stream, group, sms, root)

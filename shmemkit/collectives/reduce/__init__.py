@@ -7,6 +7,7 @@ from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, Op, ReduceMethod
 
 from ..collective import ForRoot, Reducing
+from ..functional import in_one_line
 from ..schedules.copied_to_root import CopiedToRoot
 from ..schedules.rooted import ToRoot
 from .push import Push
@@ -70,3 +71,19 @@ class Reduce(Reducing[ReduceMethod], ForRoot[ReduceMethod]):
         When the root's stream has run it, out[i] is op over all ranks of x[i].
         """
         return self._to_root(x, out, stream)
+
+
+def reduce(
+    x: ArrayT,
+    root: int = 0,
+    op: Op = "sum",
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT | None:
+    """Combine the `x` of all ranks on the root: see `Reduce`. -> out on the root, default a new one of x's
+    kind and shape; None on all others
+    """
+    return in_one_line(Reduce, x, out, stream, group, sms, root, op)

@@ -5,9 +5,11 @@ explains it.
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128
-from shmemkit.typing import AnyStream, ArrayT, ReduceScatterMethod
+from shmemkit.runtime.world import World
+from shmemkit.typing import AnyStream, ArrayT, Op, ReduceScatterMethod
 
 from ..collective import Reducing
+from ..functional import in_one_line
 from ..schedules.copied import CopiedExchange
 from ..schedules.exchange import Exchange
 from ..schedules.push_exchange import PushExchange
@@ -70,3 +72,18 @@ class ReduceScatter(Reducing[ReduceScatterMethod]):
         When the stream of rank k has run it, out is op over all ranks of x.reshape(n_ranks, -1)[k].
         """
         return self._call(x, out, stream)
+
+
+def reduce_scatter(
+    x: ArrayT,
+    op: Op = "sum",
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT:
+    """Combine the `x` of all ranks, a segment on each: see `ReduceScatter`. -> out, default a new one of x's
+    kind and of x's shape divided by n_ranks
+    """
+    return in_one_line(ReduceScatter, x, out, stream, group, sms, op)

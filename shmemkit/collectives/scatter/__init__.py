@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from shmemkit.device.packets.transports import LL, LL128
+from shmemkit.runtime.world import World
 from shmemkit.typing import AnyStream, ArrayT, ScatterMethod
 
 from ..collective import OfRoot
+from ..functional import in_one_line
 from ..schedules.push_rooted import PushRooted
 from ..schedules.rooted import FromRoot
 
@@ -83,3 +85,18 @@ class Scatter(OfRoot[ScatterMethod]):
                 f"Scatter: x is {x.dtype} {x.shape}, and out is {out.dtype} {out.shape}; x must be "
                 f"{out.dtype} with {n * out.size} elements, a segment of out's size for each of {n} ranks"
             )
+
+
+def scatter(
+    x: ArrayT | None = None,
+    root: int = 0,
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT:
+    """Give each rank its segment of the root's `x`: see `Scatter`. All other ranks give `out`. -> out, on
+    the root by default a new one
+    """
+    return in_one_line(Scatter, x, out, stream, group, sms, root)

@@ -34,8 +34,7 @@ class Moved(Subject):
             self.span, self.low, self.scale = min(MOST, max(2, int(2 ** (31 / self.n)) - 1)), 1, 1
         self.shape = (self.n, size) if what.scatters else (size,)
         self.out_shape = (self.n, size) if what.gathers else (size,)
-        self.gives = what.rooted != "gives" or not what.scatters or self.me == root
-        self.gets = what.rooted != "gets" or self.me == root
+        self.gives, self.gets = what._gives(self.me, root), what._gets(self.me, root)
         self.symmetric, self.private = symmetric, symmetric is None
         nbytes = size * numpy_dtype(dtype).itemsize * what._segments(self.n)
         self.name = f"{size} elements"
