@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from shmemkit.collectives import cost_model, tuning  # noqa: E402
+from shmemkit.collectives.registry import collectives  # noqa: E402
 from shmemkit.support.sizes import size_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -152,7 +153,7 @@ def show_choices(gpu):
     """What is taken without a table: the microseconds that it is predicted to take, and how much longer that
     is than the shortest prediction."""
     place = cost_model.gpu_of(gpu)[0]
-    for op in cost_model.METHODS:
+    for op in filter(cost_model.methods, collectives()):
         for n in (2, 3, 4, 8):
             found = tuning._by_model(op, tuning.Place(gpu, n, 1, place.sms), [], "")
             for symmetric, choices in found.choices.items():

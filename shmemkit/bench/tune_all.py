@@ -20,7 +20,7 @@ from shmemkit.support.whole_files import write_whole
 
 from . import loop
 from . import options as kinds
-from .cases import CASES
+from .cases import CASES, host_of
 from .command import Command, Entry
 from .measure import Ours
 from .results import Row
@@ -29,7 +29,6 @@ from .tune import entry_of, times_of
 SECONDS = 210  # of the 4 minutes in which a run should be over, but for what begins late
 SIZES = "8K:256M:4,256M"
 NEAR = 1.6
-ROOTED = "broadcast", "gather", "scatter", "reduce"  # which take no notice of symmetric results
 
 
 class Tuner:
@@ -90,8 +89,8 @@ class Tuner:
         found = []
         for output in outputs_of(op):
             times = cost_model.times(op, self.world.n_ranks, size, output == "symmetric", self.gpu)
-            most = NEAR * min(times.values())
-            found += [(name, output) for name in cost_model.METHODS[op] if times[name] <= most]
+            most = NEAR * min(times.values(), default=0)
+            found += [(name, output) for name in candidates(op) if times.get(name, 0) <= most]
         return found
 
     def between(self, op, sizes):
@@ -115,7 +114,12 @@ class Tuner:
 
 
 def outputs_of(op):
-    return tuning.OUTPUTS[:1] if op in ROOTED else tuning.OUTPUTS
+    return tuning.OUTPUTS[:1] if host_of(op).rooted else tuning.OUTPUTS
+
+
+def candidates(op):
+    """The methods that may be the fastest: by the model, or all where it knows none."""
+    return cost_model.methods(op) or host_of(op).methods
 
 
 def run(world, results, options, progress):
@@ -168,7 +172,7 @@ def _measure_all(tuner, options, op, plan, step):
 def _write(tuner, op):
     """Write the entry. -> what is wrong, none or one. Collective."""
     try:
-        entry = entry_of(tuner.world, op, tuner.rows, cost_model.METHODS[op], outputs_of(op))
+        entry = entry_of(tuner.world, op, tuner.rows, candidates(op), outputs_of(op))
     except ValueError as error:  # on all ranks, which have the same rows
         return [str(error)]
     tuner._from_first(lambda: tuning.update(tuner.table, op, entry))

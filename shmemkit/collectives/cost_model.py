@@ -15,6 +15,7 @@ Reduce take the parameters of their packets, or of push: on 2 H200 that is a thi
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import re
 from pathlib import Path
@@ -76,22 +77,19 @@ def microseconds(
     return sum(parameters.get(name, 0) * amount for name, amount in scaled(found, gpu).items())
 
 
-METHODS = {
-    "all_gather": ("ll", "ll128", "lamport", "push_1d", "copy_push", "copy_staged"),
-    "all_to_all": ("ll", "ll128", "lamport", "push", "copy_engine"),
-    "reduce_scatter": ("ll", "ll128", "lamport", "push", "copy_engine"),
-    "all_reduce": ("one_shot", "one_shot_ll128", "one_shot_lamport", "two_shot_ll128", "push", "copy_engine"),
-    "broadcast": ("ll", "ll128", "lamport", "scatter"),
-    "gather": ("ll", "ll128", "push", "copy_engine"),
-    "scatter": ("ll", "ll128", "push"),
-    "reduce": ("ll", "ll128", "push", "copy_engine"),
-}
-"""Those that "auto" may take by the model."""
+def module_of(op):
+    """-> the module of a collective, as "all_gather" """
+    return importlib.import_module(f".{op}", __package__)
+
+
+def methods(op: str) -> tuple[str, ...]:
+    """-> the methods that "auto" may take by the model: none of a collective that it does not know"""
+    return tuple(name for name in module_of(op).METHODS if terms(op, name, 2, 1, False))
 
 
 def times(op: str, n_ranks: int, nbytes: float, symmetric: bool, gpu: Gpu) -> dict[str, float]:
-    """-> {method: microseconds}, of all METHODS"""
-    found = {name: microseconds(op, name, n_ranks, nbytes, symmetric, gpu) for name in METHODS[op]}
+    """-> {method: microseconds}, of all that are modelled"""
+    found = {name: microseconds(op, name, n_ranks, nbytes, symmetric, gpu) for name in module_of(op).METHODS}
     return {name: us for name, us in found.items() if us is not None}
 
 

@@ -20,10 +20,10 @@ What counts, the user's entries before the package's:
   2. on one node, entries for this GPU model with fewer and with more ranks: of the methods that these take at
      a size, the one that is the faster by the model
   3. on one node, the model (``cost_model.py``), for this GPU's links, memory and multiprocessors
-  4. on several nodes, which the model does not know: DEFAULTS
+  4. on several nodes, and of a collective that the model does not know: the collective's DEFAULTS
 
 The emulator's times mean nothing. Its entries are for it alone, need no digests, and serve all numbers of
-ranks; it takes no others, and else DEFAULTS.
+ranks; it takes no others, and else the DEFAULTS.
 
 The files of rank 0 count, so that all ranks choose the same.
 """
@@ -43,6 +43,7 @@ from shmemkit.support.sizes import size_text
 from shmemkit.support.whole_files import write_whole
 
 from . import cost_model
+from .cost_model import module_of
 
 VARIABLE = "SHMEMKIT_TUNING"
 PACKAGED = Path(__file__).with_name("tuning.json")
@@ -51,44 +52,7 @@ SIZES = [1 << e for e in range(10, 31)]  # bytes, for which the model decides
 MARGIN = 0.03  # of the time, by which another method must be faster
 EMULATOR = "emulator"  # in the place of the GPU model
 OUTPUTS = ("private", "symmetric")
-DEFAULTS = {  # op: on one node, on several
-    "all_gather": (
-        ((1 << 12, "ll"), (1 << 13, "ll128"), (None, "push_1d")),
-        ((1 << 20, "ll_2d"), (None, "push_2d")),
-    ),
-    "all_to_all": (
-        ((1 << 13, "ll128"), (None, "push")),
-        ((None, "push_2d"),),
-    ),
-    "broadcast": (
-        ((1 << 13, "ll128"), (None, "scatter")),
-        ((1 << 18, "ll128"), (1 << 20, "ll128"), (1 << 62, "scatter"), (None, "push_2d")),
-    ),
-    "gather": (
-        ((1 << 18, "ll"), (None, "push")),
-        ((1 << 18, "ll"), (1 << 62, "push"), (None, "push_2d")),
-    ),
-    "scatter": (
-        ((1 << 13, "ll128"), (None, "push")),
-        ((1 << 13, "ll128"), (None, "push")),
-    ),
-    "reduce": (
-        ((1 << 12, "ll"), (1 << 13, "ll128"), (None, "push")),
-        ((1 << 12, "ll"), (1 << 13, "ll128"), (None, "push")),
-    ),
-    "all_reduce": (
-        ((1 << 12, "one_shot_ll128"), (1 << 13, "two_shot_ll128"), (None, "push")),
-        ((1 << 20, "double_tree"), (None, "ring")),
-    ),
-    "reduce_scatter": (
-        ((1 << 13, "ll128"), (None, "push")),
-        ((None, "push_2d"),),
-    ),
-}
-"""The first choices are for the emulator, which is slow at LL and LL128; GPUs of one node take them only
-where nothing else can run. On several nodes, which nobody has measured, the first choices of broadcast and
-gather can run only where NVLink spans the nodes: up to 1 << 62 bytes, which is any size. The last one runs
-elsewhere. Where a method stands twice in a row, SUBSTITUTES are for the smaller sizes alone."""
+OPS = {path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")}
 SUBSTITUTES = {"ll128": "ll", "one_shot_ll128": "one_shot"}
 """Of methods that NVLink is needed for, or few ranks; up to SMALL bytes."""
 SMALL = 1 << 18
@@ -133,7 +97,7 @@ def tables():
 def _check(table):
     if (
         not isinstance(table, dict)
-        or not table.keys() & DEFAULTS.keys()
+        or not table.keys() & OPS
         or not all(isinstance(entries, list) for entries in table.values())
     ):
         raise ValueError('it must have the form {"all_gather": [...]}')
@@ -258,6 +222,8 @@ def find(op, place):
     note = "; the table has entries of other kernels, which are not used: run 'bench tune'" if stale else ""
     if not one_node:
         return Found(_defaults(op, place), f"by the defaults of several nodes, not measured{note}")
+    if not cost_model.methods(op):
+        return Found(_defaults(op, place), f"by the defaults, not measured{note}")
     return _by_model(op, place, current, note)
 
 
@@ -265,8 +231,15 @@ def _choices_of(entry):
     return {symmetric: [tuple(pair) for pair in entry[OUTPUTS[symmetric]]] for symmetric in (False, True)}
 
 
+def defaults(op, several):
+    """-> [(limit in bytes, or None, method), ...] on one node, or on several: the first choices are for the
+    emulator, which is slow at LL and LL128; GPUs of one node take them only where nothing else can run. Where
+    a method stands twice in a row, SUBSTITUTES are for the smaller sizes alone."""
+    return list(module_of(op).DEFAULTS[several])
+
+
 def _defaults(op, place):
-    return {symmetric: list(DEFAULTS[op][place.n_nodes > 1]) for symmetric in (False, True)}
+    return {symmetric: defaults(op, place.n_nodes > 1) for symmetric in (False, True)}
 
 
 def _by_model(op, place, current, note):
@@ -359,13 +332,13 @@ def build(world, op, max_nbytes, make, sms=None):
               is short, the limit of the method that has no room is halved until it has. In their place is
               the fastest of the others by the model, if that chose. Else it is one of SUBSTITUTES for up to
               SMALL bytes, else that of the next larger sizes, else of the next smaller, else one of the other
-              output's, else one of DEFAULTS, first of those for as many nodes. If none can: MemoryError
+              output's, else one of the defaults, first of those for as many nodes. If none can: MemoryError
               where that was the reason for any, else ValueError
     by        from where the choice came
     """
     found, several = found_by(world, op, sms), world.n_nodes > 1
     spare = [name for those in found.choices.values() for _, name in reversed(those)]
-    spare += [name for those in (several, not several) for _, name in DEFAULTS[op][those]]
+    spare += [name for those in (several, not several) for _, name in defaults(op, those)]
     most, refused, full = {}, {}, set()  # bytes that a refused method can be for; why; those without memory
     made = {}  # name: (capacity, method)
     while True:

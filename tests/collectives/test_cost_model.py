@@ -8,6 +8,7 @@ import pytest
 from pages import ROOT
 
 from shmemkit.collectives import cost_model, tuning
+from shmemkit.collectives.registry import collectives
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +55,8 @@ def test_what_auto_would_lose_where_all_methods_were_measured(samples):
 
 def test_every_method_that_it_may_take_has_parameters():
     parameters = cost_model.fitted()["parameters"]
-    for op, methods in cost_model.METHODS.items():
-        for method in methods:
+    for op in collectives():
+        for method in cost_model.methods(op):
             for symmetric in (False, True):
                 found = cost_model.terms(op, method, 4, 1 << 20, symmetric)
                 assert found is not None and found.keys() <= parameters.keys(), (op, method)
@@ -67,7 +68,3 @@ def test_rows_that_are_wrong_are_not_fitted(fitting, tmp_path, monkeypatch):
     wrong = {(row["op"], row["bytes"]) for row in data["rows"] if row.get("note", "").startswith("wrong")}
     assert wrong
     assert not any((s.case[1], s.nbytes) in wrong and "two_shot" in s.method for s in fitting.samples([name]))
-
-
-def test_every_collective_has_methods_by_the_model():
-    assert cost_model.METHODS.keys() == tuning.DEFAULTS.keys()

@@ -22,6 +22,7 @@ from shmemkit.bench.results import Row
 from shmemkit.bench.sizes import parse_sizes
 from shmemkit.bench.tune import entry_of
 from shmemkit.collectives import all_gather, cost_model, tuning
+from shmemkit.collectives.registry import collectives
 from shmemkit.collectives.tuning import ranges
 from shmemkit.operations.method import Method
 
@@ -216,13 +217,13 @@ def test_several_nodes_have_entries_of_their_own(table, packaged):
     assert chosen(H200, 8, 2)[0] == [(None, "ll128")]
     for nodes in (4, 2):  # not of one node, nor of other numbers
         choices, by = chosen(H200, 4, nodes)
-        assert choices == list(tuning.DEFAULTS["all_gather"][True]) and "not measured" in by
+        assert choices == tuning.defaults("all_gather", True) and "not measured" in by
 
 
 def test_the_emulator_takes_its_own_entries(table, packaged):
     packaged(entry())
     assert chosen("emulator", 2) == (
-        list(tuning.DEFAULTS["all_gather"][False]),
+        tuning.defaults("all_gather", False),
         "by the defaults of the emulator, whose times mean nothing",
     )
     table(named("of two", "emulator", 2), named("of eight", "emulator", 8))
@@ -280,7 +281,7 @@ def test_times_follow_links_memory_and_multiprocessors():
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("op", cost_model.METHODS)
+@pytest.mark.parametrize("op", [*filter(cost_model.methods, collectives())])
 def test_the_model_has_all_operations(op, n_ranks, table, packaged):
     """What is small goes by packets, what is large by what sends each byte once."""
     packaged()
@@ -292,6 +293,14 @@ def test_the_model_has_all_operations(op, n_ranks, table, packaged):
         assert all(part not in tuning.method_at(choices, 1 << 13) for part in ("copy", "push", "scatter"))
         if n_ranks > 2:
             assert "one_shot" not in tuning.method_at(choices, 1 << 24)
+
+
+def test_a_collective_that_the_model_does_not_know(table, packaged, monkeypatch):
+    packaged()
+    table()
+    monkeypatch.setattr(cost_model, "terms", lambda *given: None)
+    assert chosen(H200, 2) == (tuning.defaults("all_gather", False), "by the defaults, not measured")
+    assert tune_all_module.candidates("all_gather") == sk.AllGather.methods
 
 
 def test_what_cannot_run_gives_way_to_the_next_best_by_the_model():
@@ -327,7 +336,7 @@ def test_defaults_are_methods_that_there_are(table, packaged):
     for several, local_size in enumerate((4, 2)):
         refused, names = sk.emu.run(main, 4, local_size=local_size)[0]
         assert refused == {}
-        assert names == {name for _, name in tuning.DEFAULTS["all_gather"][several]}
+        assert names == {name for _, name in tuning.defaults("all_gather", several)}
 
 
 def test_private_and_symmetric(table):

@@ -12,6 +12,7 @@ from numba import cuda
 import shmemkit as sk
 from shmemkit.backends import multicast
 from shmemkit.collectives import tuning
+from shmemkit.collectives.registry import collectives
 from shmemkit.device import (
     Teams,
     copy_block,
@@ -209,7 +210,7 @@ def test_multimem_ends_at_the_node(pes):
 
 
 def test_auto_takes_them_only_if_a_table_says_so():
-    defaults = [name for tables in tuning.DEFAULTS.values() for table in tables for _, name in table]
+    defaults = [name for op in collectives() for both in (0, 1) for _, name in tuning.defaults(op, both)]
     assert not set(REFUSED) & {*defaults}
     assert not any(name in tuning.PACKAGED.read_text() for name in REFUSED)
 

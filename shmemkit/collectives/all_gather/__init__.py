@@ -42,6 +42,10 @@ METHODS = {
     "multimem": Multimem,
     "ll_2d_multimem": LL2DMultimem,
 }
+DEFAULTS = (
+    ((1 << 12, "ll"), (1 << 13, "ll128"), (None, "push_1d")),
+    ((1 << 20, "ll_2d"), (None, "push_2d")),
+)
 
 
 class AllGather(Collective[AllGatherMethod]):

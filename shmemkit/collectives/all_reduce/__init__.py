@@ -28,6 +28,10 @@ METHODS = {
     "multimem_one_shot": MultimemOneShot,
     "multimem_two_shot": MultimemTwoShot,
 }
+DEFAULTS = (
+    ((1 << 12, "one_shot_ll128"), (1 << 13, "two_shot_ll128"), (None, "push")),
+    ((1 << 20, "double_tree"), (None, "ring")),
+)
 
 
 class AllReduce(Reducing[AllReduceMethod]):

@@ -26,6 +26,10 @@ METHODS = {
     "copy_engine": (CopiedExchange, LAMPORT, {"personalized": True, "direct": True}),
     "push_2d": Push2D,
 }
+DEFAULTS = (
+    ((1 << 13, "ll128"), (None, "push")),
+    ((None, "push_2d"),),
+)
 
 
 class AllToAll(Collective[AllToAllMethod]):

@@ -20,6 +20,11 @@ METHODS = {
     "scatter": Scatter,
     "push_2d": Push2D,
 }
+# On several nodes the first ones, up to any size (1 << 62), can run only where NVLink spans the nodes.
+DEFAULTS = (
+    ((1 << 13, "ll128"), (None, "scatter")),
+    ((1 << 18, "ll128"), (1 << 20, "ll128"), (1 << 62, "scatter"), (None, "push_2d")),
+)
 
 
 class Broadcast(OfRoot[BroadcastMethod]):

@@ -21,6 +21,11 @@ METHODS = {
     "copy_engine": (CopiedToRoot, None, {"name": "gather copy_engine"}),
     "push_2d": Push2D,
 }
+# On several nodes the first ones, up to any size (1 << 62), can run only where NVLink spans the nodes.
+DEFAULTS = (
+    ((1 << 18, "ll"), (None, "push")),
+    ((1 << 18, "ll"), (1 << 62, "push"), (None, "push_2d")),
+)
 
 
 class Gather(ForRoot[GatherMethod]):

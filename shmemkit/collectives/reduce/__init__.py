@@ -18,6 +18,10 @@ METHODS = {
     "push": Push,
     "copy_engine": (CopiedToRoot, None, {"name": "reduce copy_engine"}),
 }
+DEFAULTS = (
+    ((1 << 12, "ll"), (1 << 13, "ll128"), (None, "push")),
+    ((1 << 12, "ll"), (1 << 13, "ll128"), (None, "push")),
+)
 
 
 class Reduce(Reducing[ReduceMethod], ForRoot[ReduceMethod]):

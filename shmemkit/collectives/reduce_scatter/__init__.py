@@ -25,6 +25,10 @@ METHODS = {
     "copy_engine": (CopiedExchange, LAMPORT, {"personalized": True}),
     "push_2d": Push2D,
 }
+DEFAULTS = (
+    ((1 << 13, "ll128"), (None, "push")),
+    ((None, "push_2d"),),
+)
 
 
 class ReduceScatter(Reducing[ReduceScatterMethod]):

@@ -16,6 +16,10 @@ METHODS = {
     "ll128": (FromRoot, LL128, {"personalized": True}),
     "push": (PushRooted, None, {"name": "scatter push", "chunk": 1 << 15}),
 }
+DEFAULTS = (
+    ((1 << 13, "ll128"), (None, "push")),
+    ((1 << 13, "ll128"), (None, "push")),
+)
 
 
 class Scatter(OfRoot[ScatterMethod]):
