@@ -15,15 +15,7 @@ from shmemkit.bench.cases import CASES, methods
 from shmemkit.bench.results import COMPETITORS, NCCL, NCCL_WAYS, TORCH_NCCL, TORCH_SYMMETRIC, Results
 from shmemkit.bench.sizes import size_text
 
-TITLES = {
-    "all_gather": "All-gather",
-    "all_reduce": "All-reduce",
-    "reduce_scatter": "Reduce-scatter",
-    "all_to_all": "All-to-all",
-    "broadcast": "Broadcast",
-    "gather": "Gather",
-    "scatter": "Scatter",
-    "reduce": "Reduce",
+TITLES = {op: op.replace("_", "-").capitalize() for op in CASES} | {
     "all_reduce_rms_norm": "All-reduce and RMSNorm",
     "barrier": "Barrier",
     "expert_parallel": "Expert parallelism",

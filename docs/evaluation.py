@@ -8,24 +8,15 @@ import bench_page
 import earlier
 from bench_page import TITLES, percent_text, ratio_text, table, time_text, us_text
 
+from shmemkit.bench.cases import CASES
 from shmemkit.bench.results import COMPETITORS, COPY, CUBLAS, NCCL, NCCL_CUBLAS, SDPA
 from shmemkit.bench.sizes import size_text
 
 RANKS = 4, 2
-COLLECTIVES = (
-    "all_gather",
-    "all_reduce",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "gather",
-    "scatter",
-    "reduce",
-)
 OF_ONE = "gemm", "grouped_gemm"
 OPS = [op for op in TITLES if op != "p2p"]
 LINK = "what one rank can send to another, or one signal's way where that is longer"
-LIMITS = {op: f"the link: {LINK}" for op in COLLECTIVES}
+LIMITS = {op: f"the link: {LINK}" for op in CASES}
 LIMITS |= {
     "all_reduce_rms_norm": "our all-reduce alone, in the same rounds",
     "barrier": "one signal's way",
@@ -89,7 +80,7 @@ def _no_peers(op):
 
 def share(results, row):
     """The time that the limit (LIMITS) allows, over the row's; None where nobody measured it."""
-    if row.op in COLLECTIVES or row.op == "barrier":
+    if row.op in CASES or row.op == "barrier":
         times = [row.of_p2p and row.of_p2p * row.us, _latency(results)]
         return max(filter(None, times), default=math.nan) / row.us if any(times) else None
     if row.op == "expert_parallel":
@@ -205,7 +196,7 @@ def _slower(shown, found):
                 continue
             where = out or "private"
             shapes = ", ".join(f"{_case(r)} {ratio_text(_ratio(r, p))} (`{p.method}`)" for r, p in slow)
-            place = f", {where} memory" if op in COLLECTIVES else ""
+            place = f", {where} memory" if op in CASES else ""
             reason = REASONS.get((op, where), UNKNOWN)
             lines.append(f"- {TITLES[op]}, {_name(results)}{place}: {shapes}. Why: {reason}.")
     return "\n".join(lines) or "Nothing."
@@ -218,7 +209,7 @@ def _operator(op, shown, found, folder):
         other = _elsewhere(folder, op)
         said = f"Measured on {other} only, [to decide what `auto` takes]({DECIDED})." if other else NOT_YET
         return [f"### {TITLES[op]}", f"{said} [All rows](results/{op}.md)"]
-    header, lines = ["size" if op in COLLECTIVES else "shape"], {}
+    header, lines = ["size" if op in CASES else "shape"], {}
     for i, (results, rows) in enumerate(mine):
         name = f"{results.n_ranks} {model(results)}"
         header += [f"{name}: ours, us", "best peer, us", "ratio", "of the limit"]
@@ -227,7 +218,7 @@ def _operator(op, shown, found, folder):
             beside = f"`{peer.method}`: {us_text(peer.us)}" if peer else ""
             cells = _ours(row), beside, ratio_text(_ratio(row, peer)), percent_text(part)
             line[4 * i : 4 * i + 4] = cells
-    by_size = op in COLLECTIVES
+    by_size = op in CASES
     ordered = sorted(lines.items(), key=lambda pair: pair[0][0]) if by_size else lines.items()
     cells = [[f"{case}, symmetric" if out else case, *line] for (_, case, out), line in ordered]
     said = [f"{results.n_ranks} ranks: {text}" for results, _ in mine if (text := earlier.sentence(results))]

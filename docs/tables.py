@@ -295,12 +295,27 @@ def with_tables(text):
     )
 
 
+ALL_ROWS = """# {title}: all rows
+
+[Benchmarks](../benchmarks.md) says what the figures are. Whole rows are in `benchmarks/results`.
+
+<!-- table: benchmarks {op} -->
+<!-- end -->
+"""
+
+
 def main():
     if unknown := [argument for argument in sys.argv[1:] if argument != "--check"]:
         sys.exit(
             f"docs/tables.py: {unknown[0]} is no option. Without one it writes the pages; --check compares"
         )
     stale = []
+    for op, title in bench_page.TITLES.items():
+        page = DOCS / "results" / f"{op}.md"
+        if not page.exists():
+            stale.append(page.name)
+            if "--check" not in sys.argv:
+                page.write_text(ALL_ROWS.format(op=op, title=title))
     for page in (*ROOT.glob("README.md"), *sorted(DOCS.rglob("*.md"))):
         text = page.read_text()
         new = with_tables(text)

@@ -18,6 +18,11 @@ from .sizes import size_text
 PERIOD = 4194301  # random elements, a prime number; larger data repeat them: making them takes seconds
 
 
+def host_of(op):
+    """The class of a collective, as "all_gather"."""
+    return collectives()[op]
+
+
 def negate(array):
     """Change all signs."""
     bits = 8 * array.dtype.itemsize
@@ -117,22 +122,28 @@ class Case(Checked):
 
     `n_bytes` are rounded down to `unit` bytes per rank (or up to one element): `bytes` of the full array.
 
-    A subclass has
+    A subclass has the name of its collective, `op`, and perhaps
 
-    op, about, size  of the command: its name, what else it is, what its bytes are of
-    passes           how often (n - 1) / n of the bytes go over each link
-    call             NCCL's call; `since_2_28`: older NCCLs do not have it
+    passes   how often (n - 1) / n of the bytes go over each link
+    call     NCCL's call, if it has another name; `since_2_28`: older NCCLs do not have it
     torch()
+
+    By what the collective declares it has `about`, and `size`: what else it is, what its bytes are of.
     """
 
     LEAST, MOST = 3, 8
-    about, size, passes, signs, since_2_28 = "", "", 1, ("x", "total"), False
-    call: str
+    passes, signs, call, since_2_28 = 1, ("x", "total"), "", False
     total: Any
     expected: Any
 
+    def __init_subclass__(cls):
+        cls.what = what = host_of(cls.op)
+        of_root = {"gives": "from rank 0", "gets": "to rank 0"}.get(what.rooted or "")
+        cls.about = ", ".join(filter(None, ("sums" if what.reduces else "", of_root)))
+        cls.size = "the full array" if what.scatters else "gathered" if what.gathers else ""
+
     def __init__(self, world, n_bytes, dtype, unit=16):
-        self.world, self.dtype, self.n_bytes, self.what = world, dtype, n_bytes, host_of(self.op)
+        self.world, self.dtype, self.n_bytes = world, dtype, n_bytes
         self.segment = max(n_bytes // world.n_ranks // unit * unit, dtype.itemsize)
         self.bytes = self.segment * world.n_ranks
         self.host, self.made_of = named(self.op), (world, self.bytes)
@@ -198,7 +209,7 @@ class Case(Checked):
 
     def torch(self, distributed, x, out):
         """PyTorch's call, on tensors of bytes."""
-        raise ValueError(f"PyTorch's {self.op} works in place: it has no other result, and calls may add up")
+        raise ValueError(f"PyTorch has no {self.op} with another result than x; in place, calls may add up")
 
     def kind(self):
         """-> bytes of what NCCL counts, and the arguments behind the count"""
@@ -212,7 +223,8 @@ class Case(Checked):
             return
         unit, kind = self.kind()
         size = self.segment if self.what.gathers or self.what.scatters else self.bytes
-        comm(self.call, x, out, size // unit, *kind, *((0,) if self.what.rooted else ()))
+        call, root = self.call or self.what.__name__, (0,) if self.what.rooted else ()
+        comm(call, x, out, size // unit, *kind, *root)
 
     def _segments(self, address, n_bytes):
         return [(address + i, self.segment, i // self.segment) for i in range(0, n_bytes, self.segment)]
@@ -235,21 +247,21 @@ class Case(Checked):
 
 
 class AllGatherCase(Case):
-    op, size, call = "all_gather", "gathered", "AllGather"
+    op = "all_gather"
 
     def torch(self, distributed, x, out):
         distributed.all_gather_into_tensor(out, x)
 
 
 class AllToAllCase(Case):
-    op, size, call, since_2_28 = "all_to_all", "the full array", "AlltoAll", True
+    op, call, since_2_28 = "all_to_all", "AlltoAll", True
 
     def torch(self, distributed, x, out):
         distributed.all_to_all_single(out, x)
 
 
 class BroadcastCase(Case):
-    op, about, call = "broadcast", "from rank 0", "Broadcast"
+    op = "broadcast"
 
     @property
     def passes(self):
@@ -258,7 +270,7 @@ class BroadcastCase(Case):
 
 
 class GatherCase(Case):
-    op, about, size, call, since_2_28 = "gather", "to rank 0", "gathered", "Gather", True
+    op, since_2_28 = "gather", True
 
     def torch(self, distributed, x, out):
         parts = list(out.chunk(self.world.n_ranks)) if self.world.rank == 0 else None
@@ -266,23 +278,19 @@ class GatherCase(Case):
 
 
 class ScatterCase(Case):
-    op, about, size, call, since_2_28 = "scatter", "from rank 0", "scattered", "Scatter", True
+    op, since_2_28 = "scatter", True
 
     def torch(self, distributed, x, out):
         parts = list(x.chunk(self.world.n_ranks)) if self.world.rank == 0 else None
         distributed.scatter(out, parts, src=0)
 
 
-class ReduceCase(Case):
-    op, about, call = "reduce", "sums, to rank 0", "Reduce"
-
-
 class AllReduceCase(Case):
-    op, about, passes, call = "all_reduce", "sums", 2, "AllReduce"
+    op, passes = "all_reduce", 2
 
 
 class ReduceScatterCase(Case):
-    op, about, size, call = "reduce_scatter", "sums", "the full array", "ReduceScatter"
+    op = "reduce_scatter"
 
     def torch(self, distributed, x, out):
         import torch
@@ -291,19 +299,18 @@ class ReduceScatterCase(Case):
         distributed.reduce_scatter_tensor(out.view(dtype), x.view(dtype))
 
 
-_cases = AllGatherCase, AllReduceCase, ReduceScatterCase, AllToAllCase
-_of_roots = BroadcastCase, GatherCase, ScatterCase, ReduceCase
-CASES = {case.op: case for case in (*_cases, *_of_roots)}  # what matters most comes first
+_cases = AllGatherCase, AllReduceCase, ReduceScatterCase, AllToAllCase, BroadcastCase, GatherCase, ScatterCase
+CASES = {case.op: case for case in _cases}  # what matters most comes first
+CASES |= {
+    op: type(f"{kind.__name__}Case", (Case,), {"op": op})
+    for op, kind in collectives().items()
+    if op not in CASES
+}
 
 
 def named(op):
-    """The name of the class of one of CASES."""
+    """The name of the class of a collective, as "all_gather"."""
     return host_of(op).__name__
-
-
-def host_of(op):
-    """The class."""
-    return collectives()[op]
 
 
 def methods(op):

@@ -373,21 +373,10 @@ def test_all_gather(n, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    "op, host, passes",
-    [
-        *slow(
-            ("all_reduce", sk.AllReduce, 2),
-            ("reduce_scatter", sk.ReduceScatter, 1),
-            ("all_to_all", sk.AllToAll, 1),
-            ("broadcast", sk.Broadcast, 2),
-            ("gather", sk.Gather, 1),
-            ("reduce", sk.Reduce, 1),
-            ("scatter", sk.Scatter, 1),
-        ),
-    ],
-)
-def test_other_collectives(op, host, passes, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("op", [op for op in cases.CASES if op != "all_gather"])
+def test_other_collectives(op, tmp_path):
+    host, passes = cases.host_of(op), 2 if op in ("all_reduce", "broadcast") else 1
     arguments = ["--sizes", "96", "--out", "private,symmetric", "--dtype", "float16", "--replays", "1"]
     data, printed = measured(tmp_path, 2, op, *arguments)
     ours = [row for row in data["rows"] if row["method"] not in results.NCCL_WAYS]

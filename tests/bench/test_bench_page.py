@@ -329,7 +329,8 @@ def test_without_results_and_with_those_of_others(pages, tmp_path):
 def test_a_page_or_plot_that_is_stale_is_named(pages, tmp_path, monkeypatch, capsys):
     """Of the tables.py in another folder."""
     docs, results = tmp_path / "docs", tmp_path / "benchmarks" / "results"
-    docs.mkdir(), results.mkdir(parents=True)
+    (docs / "results").mkdir(parents=True), results.mkdir(parents=True)
+    monkeypatch.setattr(pages[0], "TITLES", {"all_gather": "All-gather"})
     shutil.copy(DOCS / "tables.py", docs)
     spec = importlib.util.spec_from_file_location("tables_elsewhere", docs / "tables.py")
     tables = importlib.util.module_from_spec(spec)
@@ -346,11 +347,14 @@ def test_a_page_or_plot_that_is_stale_is_named(pages, tmp_path, monkeypatch, cap
         assert run("--check") == (False, "")
         assert run() == (False, "")
 
+    assert run("--check") == (True, "out of date: all_gather.md, page.md\n")
     run()
+    assert (docs / "results" / "all_gather.md").read_text().startswith("# All-gather: all rows\n")
     is_up_to_date()
     write(results / "x4.json", *GATHERED)
-    assert run("--check") == (True, "out of date: page.md, plots/x4.svg\n") and not plot.exists()
-    assert run() == (False, "written: page.md, plots/x4.svg\n")
+    assert run("--check") == (True, "out of date: page.md, all_gather.md, plots/x4.svg\n")
+    assert not plot.exists()
+    assert run() == (False, "written: page.md, all_gather.md, plots/x4.svg\n")
     text = page.read_text()
     assert text.startswith("Before\n") and text.endswith("after\n") and "`push_1d`" in text
     assert "<svg" in plot.read_text() and "ll, symmetric out" in plot.read_text()
@@ -360,7 +364,7 @@ def test_a_page_or_plot_that_is_stale_is_named(pages, tmp_path, monkeypatch, cap
     run()
     is_up_to_date()
     (results / "x4.json").unlink()
-    assert run("--check") == (True, "out of date: page.md, plots/x4.svg\n") and plot.exists()
+    assert run("--check") == (True, "out of date: page.md, all_gather.md, plots/x4.svg\n") and plot.exists()
     run()
     is_up_to_date()
     assert not plot.exists()
