@@ -117,6 +117,8 @@ SigOp: TypeAlias = Literal["set", "add"]
 Comparison: TypeAlias = Literal["ge", "eq", "ne", "gt", "le", "lt"]
 FenceScope: TypeAlias = Literal["block", "gpu", "sys"]
 FenceSemantic: TypeAlias = Literal["seq_cst", "acq_rel"]
+AttentionForm: TypeAlias = Literal["all_gather", "all_to_all"]
+# Of collectives: docs/names.py writes them.
 AllGatherMethod: TypeAlias = Literal[
     "auto",
     "ll",
@@ -145,16 +147,16 @@ AllReduceMethod: TypeAlias = Literal[
     "multimem_one_shot",
     "multimem_two_shot",
 ]
-AllReduceRMSNormMethod: TypeAlias = Literal["auto", "one_shot", "two_shot"]
 AllToAllMethod: TypeAlias = Literal["auto", "ll", "ll128", "lamport", "push", "copy_engine", "push_2d"]
-AttentionForm: TypeAlias = Literal["all_gather", "all_to_all"]
 BroadcastMethod: TypeAlias = Literal["auto", "ll", "ll128", "lamport", "scatter", "push_2d"]
 GatherMethod: TypeAlias = Literal["auto", "ll", "ll128", "push", "copy_engine", "push_2d"]
-ScatterMethod: TypeAlias = Literal["auto", "ll", "ll128", "push"]
 ReduceMethod: TypeAlias = Literal["auto", "ll", "ll128", "push", "copy_engine"]
 ReduceScatterMethod: TypeAlias = Literal[
     "auto", "ll", "ll128", "lamport", "push", "ring", "copy_engine", "push_2d"
 ]
+ScatterMethod: TypeAlias = Literal["auto", "ll", "ll128", "push"]
+# Of others.
+AllReduceRMSNormMethod: TypeAlias = Literal["auto", "one_shot", "two_shot"]
 GemmMethod: TypeAlias = Literal["auto", "sm90", "sm80", "simt"]
 GroupedGemmMethod: TypeAlias = Literal["auto", "sm90", "sm80"]
 AllGatherGemmMethod: TypeAlias = Literal["auto", "push", "overlap", "overlap_2d", "sequential"]

@@ -1,15 +1,18 @@
 """What the library says of itself: its public names, and the types of their arguments and results."""
 
 import functools
+import importlib
 import inspect
 import pydoc
 import re
+import shutil
 import typing
 
 import numpy as np
 import pytest
 from emulated import untyped
 from numba import cuda
+from pages import ROOT
 
 import shmemkit as sk
 import shmemkit.typing
@@ -67,6 +70,27 @@ def test_help_lists_every_public_name(package):
     for name in package.__all__:
         if not inspect.ismodule(getattr(package, name)):
             assert re.search(rf"^    (class )?{name}\b", text, re.M), name
+
+
+def test_names_of_collectives_are_written(monkeypatch, tmp_path, capsys):
+    """Also those of a new one, from its folder alone."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    names = importlib.import_module("names")
+    assert not names.main(check=True)
+    for file in names.FILES:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    shutil.copytree(ROOT / "shmemkit" / "collectives", tmp_path / "shmemkit" / "collectives")
+    folder = tmp_path / "shmemkit" / "collectives" / "scan"
+    folder.mkdir()
+    (folder / "__init__.py").write_text('METHODS = {"ll": 1}\n')
+    monkeypatch.setattr(names, "ROOT", tmp_path)
+    assert names.main(check=True) and not names.main(check=False) and not names.main(check=True)
+    assert capsys.readouterr().out.splitlines() == [
+        f"{what}: {', '.join(names.FILES)}" for what in ("out of date", "written")
+    ]
+    assert 'ScanMethod: TypeAlias = Literal["auto", "ll"]\n' in (tmp_path / "shmemkit/typing.py").read_text()
+    assert "from .collectives.scan import scan as scan\n" in (tmp_path / "shmemkit/__init__.pyi").read_text()
 
 
 def test_types_take_what_there_is():
