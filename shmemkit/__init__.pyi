@@ -16,10 +16,10 @@ from .collectives.all_to_all import AllToAll as AllToAll
 from .collectives.all_to_all import AllToAllV as AllToAllV
 from .collectives.all_to_all import all_to_all as all_to_all
 from .collectives.attention_combine import AttentionCombine as AttentionCombine
-from .collectives.attention_combine import attention_combine as attention_combine
 from .collectives.barrier import Barrier as Barrier
 from .collectives.broadcast import Broadcast as Broadcast
 from .collectives.broadcast import broadcast as broadcast
+from .collectives.functional import attention_combine as attention_combine
 from .collectives.gather import Gather as Gather
 from .collectives.gather import gather as gather
 from .collectives.queue import Queue as Queue

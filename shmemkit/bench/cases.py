@@ -138,16 +138,16 @@ class Case(Checked):
 
     def __init_subclass__(cls):
         cls.what = what = host_of(cls.op)
-        of_root = {"gives": "from rank 0", "gets": "to rank 0"}.get(what.rooted or "")
-        cls.about = ", ".join(filter(None, ("sums" if what.reduces else "", of_root)))
-        cls.size = "the full array" if what.scatters else "gathered" if what.gathers else ""
+        of_root = {"gives": "from rank 0", "gets": "to rank 0"}.get(what._rooted or "")
+        cls.about = ", ".join(filter(None, ("sums" if what._reduces else "", of_root)))
+        cls.size = "the full array" if what._scatters else "gathered" if what._gathers else ""
 
     def __init__(self, world, n_bytes, dtype, unit=16):
         self.world, self.dtype, self.n_bytes = world, dtype, n_bytes
         self.segment = max(n_bytes // world.n_ranks // unit * unit, dtype.itemsize)
         self.bytes = self.segment * world.n_ranks
         self.host, self.made_of = named(self.op), (world, self.bytes)
-        of_rank = self.what.scatters and not self.what.gathers
+        of_rank = self.what._scatters and not self.what._gathers
         self.result = ((self.segment if of_rank else self.bytes) // dtype.itemsize,)
 
     def random(self, rank):
@@ -156,24 +156,24 @@ class Case(Checked):
     def part(self, rank):
         """What a rank gives, uint8, before it is repeated: bytes, or numbers to add up."""
         unit, _ = self.kind()
-        if self.what.reduces:
+        if self.what._reduces:
             return self.random(rank).integers(self.LEAST, self.MOST, min(self.bytes // unit, PERIOD), "uint8")
         return np.frombuffer(self.random(rank).bytes(min(self.bytes, PERIOD)), "uint8")
 
     def whole(self, part):
         what, (unit, _) = self.what, self.kind()
-        n_bytes = self.segment if what.gathers and not what.scatters else self.bytes
-        part = np.resize(part.astype(self.dtype) if what.reduces else part, n_bytes // unit)
-        return part.reshape(self.world.n_ranks, -1) if what.scatters else part
+        n_bytes = self.segment if what._gathers and not what._scatters else self.bytes
+        part = np.resize(part.astype(self.dtype) if what._reduces else part, n_bytes // unit)
+        return part.reshape(self.world.n_ranks, -1) if what._scatters else part
 
     def make(self):
         what, me, xp = self.what, self.world.rank, self.world.xp
         x, n = self.whole(self.part(me)), self.world.n_ranks
-        if what.reduces:
+        if what._reduces:
             total = self.whole(functools.reduce(np.add, map(self.part, what._combined("", me, n))))
-            total = total[me] if what.scatters else total
+            total = total[me] if what._scatters else total
         else:
-            given = [self.whole(self.part(rank)) for rank in range(1 if what.rooted == "gives" else n)]
+            given = [self.whole(self.part(rank)) for rank in range(1 if what._rooted == "gives" else n)]
             total = what._expected(np, given, me)
         total = self._of_root(total)
         if not what._gives(me, 0):
@@ -190,7 +190,7 @@ class Case(Checked):
         return self._of_root(super().output(empty))
 
     def flip(self):
-        if self.what.reduces:
+        if self.what._reduces:
             super().flip()
             return
         for array in (self.x.view("uint8"), self.expected):
@@ -213,7 +213,7 @@ class Case(Checked):
 
     def kind(self):
         """-> bytes of what NCCL counts, and the arguments behind the count"""
-        return (self.dtype.itemsize, (TYPES[self.dtype.name], SUM)) if self.what.reduces else (1, (UINT8,))
+        return (self.dtype.itemsize, (TYPES[self.dtype.name], SUM)) if self.what._reduces else (1, (UINT8,))
 
     def nccl(self, comm, x, out):
         """NCCL's call, on addresses; comm: ``nccl.Communicator``."""
@@ -222,8 +222,8 @@ class Case(Checked):
             comm.exchange(*map(self._segments, *zip(*sides, strict=True)))
             return
         unit, kind = self.kind()
-        size = self.segment if self.what.gathers or self.what.scatters else self.bytes
-        call, root = self.call or self.what.__name__, (0,) if self.what.rooted else ()
+        size = self.segment if self.what._gathers or self.what._scatters else self.bytes
+        call, root = self.call or self.what.__name__, (0,) if self.what._rooted else ()
         comm(call, x, out, size // unit, *kind, *root)
 
     def _segments(self, address, n_bytes):

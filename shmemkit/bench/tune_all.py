@@ -114,7 +114,7 @@ class Tuner:
 
 
 def outputs_of(op):
-    return tuning.OUTPUTS[:1] if host_of(op).rooted else tuning.OUTPUTS
+    return tuning.OUTPUTS[:1] if host_of(op)._rooted else tuning.OUTPUTS
 
 
 def candidates(op):

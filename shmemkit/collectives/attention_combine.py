@@ -45,15 +45,11 @@ from shmemkit.device.packets.transports import LAMPORT, rank_after
 from shmemkit.device.packets.units import repeating
 from shmemkit.operations.operation import Given, Operation
 from shmemkit.operations.packet_method import PacketMethod
-from shmemkit.runtime.budget import checked_sms
 from shmemkit.runtime.symmetric_memory import as_dtype
 from shmemkit.runtime.world import World
-from shmemkit.support.arrays import with_shape
 from shmemkit.support.dtypes import numpy_dtype
-from shmemkit.support.settings import integer, listed, one_of, shown
+from shmemkit.support.settings import integer, listed, one_of
 from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm, DType
-
-from .functional import kept
 
 PIECE = LAMPORT.unit_bytes
 FORMS = ("all_gather", "all_to_all")
@@ -420,34 +416,6 @@ def check_heads(who, world, max_batch, heads, head_dim, dtype, form):
             "multiple of the ranks"
         )
     return kind
-
-
-def attention_combine(
-    partial: ArrayT,
-    lse: AnyArray,
-    form: AttentionForm = "all_gather",
-    *,
-    out: ArrayT | None = None,
-    stream: AnyStream | None = None,
-    group: World | None = None,
-    sms: int | None = None,
-) -> ArrayT:
-    """Combine the partial attention of all ranks: see `AttentionCombine`. Its object is for the heads,
-    head_dim, dtype and form, and for the batch, rounded up to a power of two. -> out, default a new one of
-    partial's kind
-    """
-    given = partial, lse, out
-    of = AttentionCombine, "attention_combine()", _size_of_heads, (form, sms), "batch entries"
-    return kept(*of, "partial", partial, given, stream, group)(*given, stream=stream)
-
-
-def _size_of_heads(who, world, name, partial, form, sms):
-    array = with_shape(who, name, partial, world.xp)
-    if array.ndim != 3:
-        raise ValueError(f"{who}: partial is {shown(partial)}; it must be (batch, heads, head_dim)")
-    batch, heads, head_dim = array.shape
-    of = heads, head_dim, as_dtype(array.dtype, who).name, form
-    return 1 << max(0, batch - 1).bit_length(), (*of, checked_sms(who, sms))
 
 
 GPU_KERNELS = {

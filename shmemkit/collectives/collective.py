@@ -32,8 +32,8 @@ class Collective(WithOutputs, Generic[MethodT]):
     _METHODS  {name: (schedule, transport, settings)} of packets, as ``collectives/schedules`` have them; or a
               class like ``Method``; or (class, None, settings). It is called with the World, the bytes of the
               largest full array, what ``_options`` gives, the settings, and `sms`
-    scatters  whether x has a segment for each rank; else it is one
-    gathers   whether out has a segment of each rank; else it is one
+    _scatters whether x has a segment for each rank; else it is one
+    _gathers  whether out has a segment of each rank; else it is one
     _moved    (NumPy or CuPy, what all ranks give, rank, root) -> what that rank gets. A ``Reducing`` has
               ``_combined`` instead
 
@@ -48,8 +48,8 @@ class Collective(WithOutputs, Generic[MethodT]):
         "x": Given(dtype=None, align=1),
         "out": Given(dtype=None, align=1, new=True, may_be="any"),
     }
-    gathers = scatters = reduces = False
-    rooted: Literal["gives", "gets"] | None = None  # what the root alone does with the array of all
+    _gathers = _scatters = _reduces = False
+    _rooted: Literal["gives", "gets"] | None = None  # what the root alone does with the array of all
     _moved: Callable[..., Any]
     _combined: Callable[..., Any]
     _METHODS: dict[str, Any] = {}
@@ -74,18 +74,18 @@ class Collective(WithOutputs, Generic[MethodT]):
     @classmethod
     def _gives(cls, rank, root):
         """Whether `rank` gives x."""
-        return rank == root or not (cls.rooted == "gives" and cls.scatters)
+        return rank == root or not (cls._rooted == "gives" and cls._scatters)
 
     @classmethod
     def _gets(cls, rank, root):
         """Whether `rank` gets out."""
-        return rank == root or cls.rooted != "gets"
+        return rank == root or cls._rooted != "gets"
 
     @classmethod
     def _made(cls, world, max_nbytes, method: Any = "auto", root=0, op="sum", sms=None):
         """An object with those of `root` and `op` that this collective takes."""
-        options: dict[str, Any] = {"root": root} if cls.rooted else {}
-        options |= {"op": op} if cls.reduces else {}
+        options: dict[str, Any] = {"root": root} if cls._rooted else {}
+        options |= {"op": op} if cls._reduces else {}
         return cls(world, max_nbytes, method=method, **options, sms=sms)
 
     def __init__(
@@ -224,14 +224,14 @@ class Collective(WithOutputs, Generic[MethodT]):
     def _sizes(self, x, out):
         """ValueError, with what is needed, unless their sizes fit."""
         n = self.world.n_ranks
-        if self.scatters and x.size % n:
+        if self._scatters and x.size % n:
             raise ValueError(
                 f"{self._who}: x is {x.shape}; the number of its elements must be a multiple of {n}, the "
                 "ranks"
             )
-        if self.gathers == self.scatters:
+        if self._gathers == self._scatters:
             self._check_out(x, out, x.size)
-        elif self.gathers:
+        elif self._gathers:
             self._check_out(x, out, n * x.size, f", x of each of {n} ranks")
         else:
             self._check_out(x, out, x.size // n, f", the part of one of {n} ranks")
@@ -239,9 +239,9 @@ class Collective(WithOutputs, Generic[MethodT]):
     def _shape(self, shape):
         """The shape of a new output, by that of x."""
         n = self.world.n_ranks
-        if self.gathers == self.scatters:
+        if self._gathers == self._scatters:
             return shape
-        if self.gathers:
+        if self._gathers:
             return n, *shape
         if shape and shape[0] % n == 0:
             return (shape[0] // n, *shape[1:])
@@ -249,26 +249,26 @@ class Collective(WithOutputs, Generic[MethodT]):
 
     def _in_place(self, x, out):
         """The byte offset of x from out at which the two may overlap, or None if they never may."""
-        if self.gathers and self.scatters:
+        if self._gathers and self._scatters:
             return None
-        return self.world.rank * (self.gathers * x.nbytes - self.scatters * out.nbytes)
+        return self.world.rank * (self._gathers * x.nbytes - self._scatters * out.nbytes)
 
     def _or_in_place(self):
-        if self.gathers and self.scatters:
+        if self._gathers and self._scatters:
             return ""
-        if self.gathers == self.scatters:
+        if self._gathers == self._scatters:
             return ", or be the same"
-        part, full = ("x", "out") if self.gathers else ("out", "x")
-        return f", or {part} must be its own part of {full}, {full}[{'root' if self.rooted else 'rank'}]"
+        part, full = ("x", "out") if self._gathers else ("out", "x")
+        return f", or {part} must be its own part of {full}, {full}[{'root' if self._rooted else 'rank'}]"
 
     @classmethod
     def _segments(cls, n_ranks):
         """How many segments the full array has."""
-        return n_ranks if cls.gathers or cls.scatters else 1
+        return n_ranks if cls._gathers or cls._scatters else 1
 
     def _full(self, x, out):
         """Bytes of the full array."""
-        if self.gathers == self.scatters:
+        if self._gathers == self._scatters:
             return x.nbytes
         return self.world.n_ranks * min(x.nbytes, out.nbytes)
 
@@ -310,7 +310,7 @@ class Collective(WithOutputs, Generic[MethodT]):
 class Reducing(Collective[MethodT]):
     """One that combines the arrays of all ranks."""
 
-    reduces = True
+    _reduces = True
 
     @classmethod
     def _combined(cls, method, rank, n):
@@ -320,7 +320,7 @@ class Reducing(Collective[MethodT]):
     @classmethod
     def _expected(cls, xp, given, rank, root=0, op="sum"):
         given = [given[k] for k in cls._combined("", rank, len(given))]
-        given = [x[rank] for x in given] if cls.scatters else given
+        given = [x[rank] for x in given] if cls._scatters else given
         total = functools.reduce(getattr(xp, _UFUNCS[op]), given)
         return total // len(given) if op == "avg" else total
 
@@ -351,7 +351,7 @@ class Reducing(Collective[MethodT]):
 class OfRoot(Collective[MethodT]):
     """One with a root, the rank that gives or gets the whole array."""
 
-    rooted, _one_place = "gives", False
+    _rooted, _one_place = "gives", False
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class OfRoot(Collective[MethodT]):
 class ForRoot(OfRoot[MethodT]):
     """One of which the root alone gets the result."""
 
-    rooted = "gets"
+    _rooted = "gets"
 
     def _to_root(self, x, out, stream):
         if self.world.rank == self.root:

@@ -17,14 +17,37 @@ from __future__ import annotations
 from typing import Any
 
 from shmemkit.operations.method import agree
-from shmemkit.runtime.world import check_world, current
+from shmemkit.runtime.budget import checked_sms
+from shmemkit.runtime.symmetric_memory import as_dtype
+from shmemkit.runtime.world import World, check_world, current
 from shmemkit.support.agreement import as_message, raise_on_all
 from shmemkit.support.arrays import as_array, stream_of, with_shape
 from shmemkit.support.settings import shown
+from shmemkit.typing import AnyArray, AnyStream, ArrayT, AttentionForm
 
+from .attention_combine import AttentionCombine
 from .collective import Collective, checked_root
 
 LEAST = 1 << 16  # bytes
+
+
+def attention_combine(
+    partial: ArrayT,
+    lse: AnyArray,
+    form: AttentionForm = "all_gather",
+    *,
+    out: ArrayT | None = None,
+    stream: AnyStream | None = None,
+    group: World | None = None,
+    sms: int | None = None,
+) -> ArrayT:
+    """Combine the partial attention of all ranks: see `AttentionCombine`. Its object is for the heads,
+    head_dim, dtype and form, and for the batch, rounded up to a power of two. -> out, default a new one of
+    partial's kind
+    """
+    given = partial, lse, out
+    of = AttentionCombine, "attention_combine()", _size_of_heads, (form, sms), "batch entries"
+    return _kept(*of, "partial", partial, given, stream, group)(*given, stream=stream)
 
 
 def _on(who, group):
@@ -39,17 +62,17 @@ def in_one_line(kind: type[Collective], x, out, stream, group, sms, *options: An
     """Call the object that is cached for x, or for `out` where x is None and others say the size."""
     name, array = ("out", out) if x is None and kind._out_is_alike else ("x", x)
     of = kind, f"{kind._table}()", _size_of_bytes, (kind, options, sms), "bytes"
-    return kept(*of, name, array, (x, out), stream, group)(x, out, stream=stream)
+    return _kept(*of, name, array, (x, out), stream, group)(x, out, stream=stream)
 
 
 def _size_of_bytes(who, world, name, array, kind, options, sms):
     if array is None and kind._out_is_alike:
         raise ValueError(f"{who}: x and out are None; the root gives x, all other ranks give out")
     array = with_shape(who, name, array, world.xp)
-    times = world.n_ranks if name == "out" or kind.gathers > kind.scatters else 1
-    if kind.reduces and "float8" in str(array.dtype):
+    times = world.n_ranks if name == "out" or kind._gathers > kind._scatters else 1
+    if kind._reduces and "float8" in str(array.dtype):
         times = 2  # by some methods its totals travel as float32
-    argument = "root" if kind.rooted else "op"
+    argument = "root" if kind._rooted else "op"
     if options and hasattr(options[0], "__len__") and not isinstance(options[0], str):
         raise TypeError(f"{who}: {argument} is {shown(options[0])}; give `out` and `stream` by name")
     if argument == "root":  # True and 1.0 have the hash of 1
@@ -57,7 +80,16 @@ def _size_of_bytes(who, world, name, array, kind, options, sms):
     return max(LEAST, 1 << max(0, times * array.nbytes - 1).bit_length()), (*options, sms)
 
 
-def kept(kind, who, size_of, of, unit, name, array, given, stream, group):
+def _size_of_heads(who, world, name, partial, form, sms):
+    array = with_shape(who, name, partial, world.xp)
+    if array.ndim != 3:
+        raise ValueError(f"{who}: partial is {shown(partial)}; it must be (batch, heads, head_dim)")
+    batch, heads, head_dim = array.shape
+    of = heads, head_dim, as_dtype(array.dtype, who).name, form
+    return 1 << max(0, batch - 1).bit_length(), (*of, checked_sms(who, sms))
+
+
+def _kept(kind, who, size_of, of, unit, name, array, given, stream, group):
     """-> the object for a call of the arrays `given`; ``size_of(who, world, name, array, *of)`` -> its size
     and options.
 

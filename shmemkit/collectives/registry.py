@@ -16,4 +16,4 @@ def collectives() -> dict[str, type[Collective]]:
         module = importlib.import_module(f".{name}", __package__) if is_folder else None
         if hasattr(module, "METHODS"):
             found[name] = getattr(module, name.title().replace("_", ""))
-    return dict(sorted(found.items(), key=lambda item: bool(item[1].rooted)))
+    return dict(sorted(found.items(), key=lambda item: bool(item[1]._rooted)))

@@ -19,11 +19,11 @@ class Specification:
     kind: type[Collective]
 
     def __getattr__(self, name):
-        return getattr(self.kind, name)
+        return getattr(self.kind, f"_{name}")
 
     @property
     def root(self):
-        return self.kind.rooted
+        return self.kind._rooted
 
     @property
     def in_place(self):
@@ -45,12 +45,6 @@ class Specification:
                 given = [array[rank] for array in given]
             return combined(op, [given[k] for k in self.kind._combined(method, rank, len(given))])
         return self.kind._moved(np, given, rank, root)
-
-    def gives(self, rank, root):
-        return self.kind._gives(rank, root)
-
-    def gets(self, rank, root):
-        return self.kind._gets(rank, root)
 
     def call(self, made, x, out, stream=None):
         """One call; x or out is None on ranks that do not give or get."""

@@ -29,7 +29,7 @@ def made(world, name):
     ids, factors = np.zeros((8, 1), "int32"), ONES((8, 1), "float32")
     match name:
         case _ if name in COLLECTIVES:
-            of_x, of_out = (x if many else part for many in (kind.scatters, kind.gathers))
+            of_x, of_out = (x if many else part for many in (kind._scatters, kind._gathers))
             arrays = {"x": of_x} if kind._gives(world.rank, 0) else {}
             return kind(world, 64), arrays | ({"out": of_out.copy()} if kind._gets(world.rank, 0) else {})
         case "AllToAllV":

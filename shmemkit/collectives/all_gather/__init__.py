@@ -70,7 +70,7 @@ class AllGather(Collective[AllGatherMethod]):
     sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
-    _METHODS, gathers = METHODS, True
+    _METHODS, _gathers = METHODS, True
 
     @staticmethod
     def _moved(xp, given, rank, root):

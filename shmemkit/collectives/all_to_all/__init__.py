@@ -51,7 +51,7 @@ class AllToAll(Collective[AllToAllMethod]):
     sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
-    _METHODS, gathers, scatters = METHODS, True, True
+    _METHODS, _gathers, _scatters = METHODS, True, True
 
     @staticmethod
     def _moved(xp, given, rank, root):

@@ -56,7 +56,7 @@ class ReduceScatter(Reducing[ReduceScatterMethod]):
     nodes.
     """
 
-    _METHODS, scatters = METHODS, True
+    _METHODS, _scatters = METHODS, True
     _one_place = False
 
     @classmethod

@@ -40,7 +40,7 @@ class Scatter(OfRoot[ScatterMethod]):
     sms         the most multiprocessors that its kernels use, 1 or more; None: as many as are tuned
     """
 
-    _METHODS, scatters = METHODS, True
+    _METHODS, _scatters = METHODS, True
     _out_is_alike = True
 
     @staticmethod

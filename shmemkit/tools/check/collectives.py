@@ -26,14 +26,14 @@ class Moved(Subject):
         super().__init__(world, arrays)
         self.what, self.size, self.root, self.op, self.call = what, size, root, op, call
         self.dtypes = self.out_dtypes = (dtype,)
-        self.span, self.low = span_of(dtype, self.n if what.reduces and op == "sum" else 1), 0
+        self.span, self.low = span_of(dtype, self.n if what._reduces and op == "sum" else 1), 0
         self.scale = _scale(dtype, self.n**2 if op == "avg" else self.n)
         if op in ("max", "min") and not dtype.startswith("uint"):
             self.low = -(self.span // 2)
         if op == "prod":  # the product of all ranks' is an int32
             self.span, self.low, self.scale = min(MOST, max(2, int(2 ** (31 / self.n)) - 1)), 1, 1
-        self.shape = (self.n, size) if what.scatters else (size,)
-        self.out_shape = (self.n, size) if what.gathers else (size,)
+        self.shape = (self.n, size) if what._scatters else (size,)
+        self.out_shape = (self.n, size) if what._gathers else (size,)
         self.gives, self.gets = what._gives(self.me, root), what._gets(self.me, root)
         self.symmetric, self.private = symmetric, symmetric is None
         nbytes = size * numpy_dtype(dtype).itemsize * what._segments(self.n)
@@ -85,11 +85,11 @@ class InPlace(Moved):
             super().enqueue(inputs, outputs)
             return
         (x,), (out,) = inputs, outputs
-        if self.what.scatters:
+        if self.what._scatters:
             self.call(x, x[self.me])
             self.copy(out, x[self.me])
         else:
-            segment = out[self.me] if self.what.gathers else out
+            segment = out[self.me] if self.what._gathers else out
             self.copy(segment, x)
             self.call(segment, out)
 

@@ -102,14 +102,14 @@ def of_collectives(world):
         # Those that "auto" takes for larger arrays than it is tried with.
         beyond = {m for those in choices.values() for low, m in _intervals(those) if low > _largest(world)}
         for method in ("auto", *what.methods):
-            dtypes = [*FIRST] if what.reduces else [*MOVED[:2]]
+            dtypes = [*FIRST] if what._reduces else [*MOVED[:2]]
             if method == "auto" or method in beyond:
-                dtypes = list(dict.fromkeys([*dtypes, *(REDUCIBLE if what.reduces else MOVED)]))
+                dtypes = list(dict.fromkeys([*dtypes, *(REDUCIBLE if what._reduces else MOVED)]))
             for dtype in dtypes:
                 yield _collective(what, method, dtype, choices, taken)
-            if not what.rooted:
+            if not what._rooted:
                 yield _collective(what, method, "float32", choices, taken, symmetric=True)
-        for op, dtype in OPS if what.reduces else ():
+        for op, dtype in OPS if what._reduces else ():
             yield _collective(what, "auto", dtype, choices, taken, op=op)
         yield _collective(what, "auto", "float32", choices, taken, sms=_budget(world))
 
@@ -139,14 +139,14 @@ def _collective(what, method, dtype, choices, taken, symmetric=False, op="sum", 
         if sms is not None:
             sizes = sizes_of(what, n, dtype, emulated)[1 if emulated else 0 : 4]
         root = n - 1 if dtype == "float32" else 1 % n
-        largest = max(sizes) * itemsize * parts * (2 if what.reduces and "float8" in dtype else 1)
+        largest = max(sizes) * itemsize * parts * (2 if what._reduces and "float8" in dtype else 1)
         made = what._made(world, largest, method, root, op, sms)
         output = made.output if symmetric else None
         subjects: list[Subject] = [
             Moved(world, arrays, what, size, dtype, root, op, made, output) for size in sizes
         ]
         if not thin:  # other arrays for kernels that are compiled by now
-            others = [Unaligned] if what.gathers and what.scatters else [Unaligned, InPlace]
+            others = [Unaligned] if what._gathers and what._scatters else [Unaligned, InPlace]
             subjects += [kind(world, arrays, what, sizes[1], dtype, root, op, made) for kind in others]
             large = sizes[1 if emulated else 3]
             turn = [Moved(world, arrays, what, size, dtype, root, op, made) for size in (large, ODD, large)]
@@ -178,7 +178,7 @@ def of_functions(world):
         function = getattr(sk, op)
 
         def make(world, arrays, what=what, function=function):
-            root = {"root": world.n_ranks - 1} if what.rooted else {}
+            root = {"root": world.n_ranks - 1} if what._rooted else {}
 
             def call(x, out):
                 function(x, out=out, **root)
