@@ -38,7 +38,7 @@ def test_wrong_arguments(pes, name, where):
     """What one rank refuses all do, and they are together afterwards."""
     what = ALL[name]
     wrong = [
-        ({"method": "magic"}, f"method is 'magic'; it must be '{what.kind.methods[0]}', .* or 'auto'"),
+        ({"method": "magic"}, f"method is 'magic'; it must be '{what.kind.methods[0]}'.* or 'auto'"),
         ({"nbytes": -1}, "max_nbytes is -1; it must be 0 or more"),
         ({"nbytes": "64"}, "max_nbytes is '64'; it must be"),
     ]

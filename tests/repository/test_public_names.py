@@ -81,7 +81,7 @@ def test_names_of_collectives_are_written(monkeypatch, tmp_path, capsys):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     shutil.copytree(ROOT / "shmemkit" / "collectives", tmp_path / "shmemkit" / "collectives")
-    folder = tmp_path / "shmemkit" / "collectives" / "scan"
+    folder = tmp_path / "shmemkit" / "collectives" / "planted"
     folder.mkdir()
     (folder / "__init__.py").write_text('METHODS = {"ll": 1}\n')
     monkeypatch.setattr(names, "ROOT", tmp_path)
@@ -89,8 +89,9 @@ def test_names_of_collectives_are_written(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [
         f"{what}: {', '.join(names.FILES)}" for what in ("out of date", "written")
     ]
-    assert 'ScanMethod: TypeAlias = Literal["auto", "ll"]\n' in (tmp_path / "shmemkit/typing.py").read_text()
-    assert "from .collectives.scan import scan as scan\n" in (tmp_path / "shmemkit/__init__.pyi").read_text()
+    text = "".join((tmp_path / file).read_text() for file in names.FILES)
+    assert 'PlantedMethod: TypeAlias = Literal["auto", "ll"]\n' in text
+    assert "from .collectives.planted import Planted as Planted\n" in text
 
 
 def test_types_take_what_there_is():
