@@ -1,5 +1,5 @@
 """Write what follows from the folders of the collectives: their names in shmemkit/__init__.pyi, their
-methods' in shmemkit/typing.py, and their entries in docs/reference and docs/bench.md.
+methods' in shmemkit/typing.py, and their entries in README, docs/reference and docs/bench.md.
 
 python docs/names.py           rewrite them
 python docs/names.py --check   exit status 1 if one is out of date
@@ -81,7 +81,13 @@ def commands(text):
     return between(text, "## Collectives\n\n", " measure every method", f"{', '.join(others)} and {last}")
 
 
+def readme(text):
+    new = ", ".join(op.replace("_", "-") for op in declared())
+    return between(text, "CuPy arrays and PyTorch tensors: ", "; in CUDA graphs", new)
+
+
 FILES = {
+    "README.md": readme,
     "shmemkit/__init__.pyi": stub,
     "shmemkit/typing.py": aliases,
     "docs/reference/collectives.md": reference,

@@ -70,7 +70,7 @@ def _size_of_bytes(who, world, name, array, kind, options, sms):
         raise ValueError(f"{who}: x and out are None; the root gives x, all other ranks give out")
     array = with_shape(who, name, array, world.xp)
     times = world.n_ranks if name == "out" or kind._gathers > kind._scatters else 1
-    if kind._reduces and "float8" in str(array.dtype):
+    if kind._reduces and not kind._rooted and "float8" in str(array.dtype):
         times = 2  # by some methods its totals travel as float32
     argument = "root" if kind._rooted else "op"
     if options and hasattr(options[0], "__len__") and not isinstance(options[0], str):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from shmemkit.support.dtypes import numpy_dtype
 
 from .subjects import MOST, Subject, span_of
@@ -27,7 +29,10 @@ class Moved(Subject):
         self.what, self.size, self.root, self.op, self.call = what, size, root, op, call
         self.dtypes = self.out_dtypes = (dtype,)
         self.span, self.low = span_of(dtype, self.n if what._reduces and op == "sum" else 1), 0
-        self.scale = _scale(dtype, self.n**2 if op == "avg" else self.n)
+        # Of "avg", numbers that any number of ranks divides whose arrays a rank combines
+        counts = [len(what._combined("", rank, self.n)) for rank in range(self.n)] if op == "avg" else []
+        self.times = math.lcm(*counts)
+        self.scale = _scale(dtype, self.n * self.times)
         if op in ("max", "min") and not dtype.startswith("uint"):
             self.low = -(self.span // 2)
         if op == "prod":  # the product of all ranks' is an int32
@@ -44,7 +49,7 @@ class Moved(Subject):
     def given(self, call, rank):
         numbers = self.arrays.integers(self.shape, self.span, call, self.world.ranks[rank], self.low)
         numbers = numbers if self.scale == 1 else numbers.astype("int64") * self.scale
-        return [numbers * self.n if self.op == "avg" else numbers]
+        return [numbers * self.times]
 
     def result(self, given):
         given = [x for (x,) in given]
