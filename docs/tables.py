@@ -315,7 +315,7 @@ def main():
         if not page.exists():
             stale.append(page.name)
             if "--check" not in sys.argv:
-                page.write_text(ALL_ROWS.format(op=op, title=title))
+                page.write_text(with_tables(ALL_ROWS.format(op=op, title=title)))
     for page in (*ROOT.glob("README.md"), *sorted(DOCS.rglob("*.md"))):
         text = page.read_text()
         new = with_tables(text)
