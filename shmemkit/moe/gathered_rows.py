@@ -250,7 +250,7 @@ def gathered_kernel(tile, kinds, others):
         from `x` to `pitch`"""
         (pairs, tiles, sizes), (_, n, k) = index, size
         n_m, n_n = int64(sizes[0]), (n + tile_n - 1) // tile_n
-        extra = Rows(*(pairs, tiles, n_m, n_n, n, k, *rows))  # pyright: ignore[reportCallIssue]
+        extra = Rows(*(pairs, tiles, n_m, n_n, n, k, *rows))
         gemm(operands, (n_m * tile_m, n, k), split, extra)
 
     return gathered_gemm
@@ -277,7 +277,8 @@ def bind_gathered(x, w, out, index, sms, columns, sources):
     (n_experts, n, k), n_ranks = w.shape, sources[-1]
     if columns is None:
         _, columns = choose(index.pairs.size, n_experts, n, sms)
-    tile, matrix = Tile(index.tile_m, columns, GROUP), stacked(w)
+    tile = Tile(index.tile_m, columns, GROUP)
+    matrix: Any = stacked(w)
     return bind_gemm(
         functools.partial(_kernel, n_ranks > 1),
         *(Problem(x, matrix.T, out, None, None), Choice(tile, 1), sms),

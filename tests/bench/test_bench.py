@@ -23,6 +23,7 @@ from shmemkit.bench.kernels import GPU_KERNELS
 from shmemkit.bench.refusal import Refused, agreed, allocated
 from shmemkit.bench.sizes import parse_size, parse_sizes, size_text
 from shmemkit.collectives import tuning
+from shmemkit.collectives.registry import collectives
 from shmemkit.tools import ledger
 
 pytest.importorskip("rich")
@@ -528,7 +529,9 @@ class NoSuchHardware(StandIn):
 
 
 def with_stand_in(monkeypatch, kind, tmp_path, *arguments, **options):
+    kind = type("AllGather", (kind,), {})
     monkeypatch.setattr(sk, "AllGather", kind, raising=False)
+    monkeypatch.setitem(collectives(), "all_gather", kind)
     data, printed = measured(tmp_path, 2, "all_gather", "--vs", "", *arguments, **options)
     assert kind.alive == 0  # all were freed
     return data["rows"], printed
