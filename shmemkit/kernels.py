@@ -95,11 +95,12 @@ class Kernel:
     """
 
     method: str | None = None
-    _x_and_out = True
+    _x_and_out, _object_name = True, "Barrier"
 
     def __init__(self, who: str, kernel: Any, n_ranks: int):
         self._who, self.kernel, self.n_ranks = who, kernel, n_ranks
         self._made: dict[tuple, Any] = {}  # (what goes before them, they), by the arguments of a Scratch
+        self._freed: set[tuple] = set()
 
     @property
     def arguments(self) -> str:
@@ -115,14 +116,27 @@ class Kernel:
             given = arguments[2:] if self._x_and_out else arguments
             made = self._made.get(_key(given))
             if made is None:
-                takes = "(x, out, *scratch)" if self._x_and_out else "(*scratch)"
-                raise ValueError(
-                    f"{self._who}: a launch takes {takes}, with a scratch that scratch() of this kernel "
-                    "returned, and that was not freed"
-                )
+                raise self._wrong_launch(arguments)
             launch(*made[0](*arguments[: 2 * self._x_and_out]), *given)
 
         return call
+
+    def _wrong_launch(self, arguments):
+        takes = "(x, out, *scratch)" if self._x_and_out else "(*scratch)"
+        if any(isinstance(each, Scratch) for each in arguments):
+            reason = "a Scratch is given as one argument. Write a star before it"
+        elif len(arguments) <= 2 * self._x_and_out:
+            reason = "no scratch is given"
+        elif _key(arguments[2 * self._x_and_out :]) in self._freed:
+            reason = "the scratch was freed. Make another one"
+        else:
+            reason = "the scratch is of another kernel, or of tiles. Give what scratch() of this one returned"
+        return ValueError(f"{self._who}: a launch takes {takes}; {reason}")
+
+    @property
+    def device(self) -> Any:
+        """ValueError: it has no form for tiles."""
+        raise ValueError(f"{self._who}: it has no form for tiles")
 
     def __repr__(self):
         return f"<{self._who} of {self.n_ranks} ranks: {self._words}>"
@@ -136,7 +150,7 @@ class Kernel:
         if isinstance(world, Group):
             raise ValueError(
                 f"{self._who}: world is a group; kernel[...] launches with the ranks of the World. Make the "
-                "host object of the group, or bind the kernel: sk.bind(kernel, ..., group=group)"
+                f"host object of the group: sk.{self._object_name}(group, ...)"
             )
         if world.n_ranks != self.n_ranks:
             raise ValueError(
@@ -159,11 +173,13 @@ class Kernel:
         args = _as_numba_has_it(world, tuple(rest))
         if before is not None:
             self._made[_key(args)] = before, args
+            self._freed.discard(_key(args))
         return Scratch(args, grid, block, free)
 
     def _forget(self, *scratches):
         for scratch in scratches:
-            self._made.pop(_key(scratch), None)
+            if self._made.pop(_key(scratch), None):
+                self._freed.add(_key(scratch))
 
 
 def _arguments_of(kernel):
@@ -194,6 +210,7 @@ class CollectiveKernel(Kernel):
 
     def __init__(self, of: type[Collective], n_ranks: int, method: str, op: str | None, dtype: Any):
         self._of, self.method, self._op, self._dtype = of, method, op, dtype
+        self._object_name = of.__name__
         self._kind, self._settings = _entry(of, method)
         self._for = n_ranks, op, dtype and dtype.name
         super().__init__(_who(of), self._kind.kernel_of(*self._for, **self._settings), n_ranks)
@@ -210,20 +227,25 @@ class CollectiveKernel(Kernel):
         MemoryError if the symmetric heap is full.
         """
         self._agree(world, "scratch", lambda: {"nbytes": self._checked_bytes(nbytes)})
-        host, made = self._object(world, max(nbytes, self._out_bytes(nbytes))), []
+        host, made, most = self._object(world, max(nbytes, self._out_bytes(nbytes))), [], nbytes
 
         def free():
             self._forget(*made)
             host.free()
 
         def of(nbytes):
+            if self._checked_bytes(nbytes) > most:
+                raise ValueError(
+                    f"{self._who}: this scratch is for {most} bytes, and not for {nbytes}. Make another one: "
+                    f"scratch(world, {nbytes})"
+                )
             x = self._example(world, self._checked_bytes(nbytes))
             launch = self._bound(host, x, self._example(world, self._out_bytes(nbytes)))
             rest = launch.args[self._n_before :]
 
             def before(x, out):
                 x, out = converted(self._who, {"x": x, "out": out}, world.xp).values()
-                return [_as_numba_has_it(world, a) for a in self._before(host, x, out, nbytes, rest)]
+                return [_as_numba_has_it(world, a) for a in self._before(world, host, x, out, nbytes, rest)]
 
             made.append(self._keep(world, rest, free, before, launch.grid, launch.block))
             made[-1]._of = of
@@ -290,19 +312,17 @@ class CollectiveKernel(Kernel):
             )
         return launch
 
-    def _before(self, host, x, out, nbytes, rest):
+    def _before(self, world, host, x, out, nbytes, rest):
         """The arguments before `rest`, for these arrays."""
         if x.nbytes != nbytes:
-            raise ValueError(
-                f"{self._who}: x has {x.nbytes} bytes, and this scratch is for {nbytes}. Take "
-                f"scratch.of({x.nbytes}), or make one: scratch(world, {x.nbytes})"
-            )
+            take = f"Take scratch.of({x.nbytes})" if x.nbytes else "Launch nothing for an empty x"
+            raise ValueError(f"{self._who}: x has {x.nbytes} bytes, and this scratch is for {nbytes}. {take}")
         given = self._bound(host, x, out).args
         if _numbers(given[self._n_before :]) != _numbers(rest):
-            raise ValueError(
-                f"{self._who}: x or out is not at a multiple of 16 bytes, or x is a part of out. Give arrays "
-                "that begin as CuPy makes them, and lie apart"
-            )
+            addresses = {"x": world.backend.address(x), "out": world.backend.address(out)}
+            if at := [f"{name} begins at {a:#x}" for name, a in addresses.items() if a % 16]:
+                raise ValueError(f"{self._who}: {at[0]}; it must be a multiple of 16 bytes")
+            raise ValueError(f"{self._who}: x is a part of out; they must lie apart")
         return given[: self._n_before]
 
     def _example(self, world, nbytes):

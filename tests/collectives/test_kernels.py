@@ -136,14 +136,17 @@ def test_one_scratch_for_several_sizes(world, method):
             x = world.xp.full(size, world.rank + call, "float32")
             k[scratch.grid, scratch.block, world.stream](x, x, *scratch)
             assert (world.asnumpy(x) == sum(range(world.n_ranks)) + world.n_ranks * call).all()
-    with pytest.raises(ValueError, match="x has 800 bytes, more than max_nbytes=400"):
+    with pytest.raises(
+        ValueError,
+        match=r"this scratch is for 400 bytes, and not for 800. Make another one: scratch\(world, 800\)",
+    ):
         large.of(800)
     x = world.xp.ones(5, "float32")
     with pytest.raises(ValueError, match=r"x has 20 bytes, and this scratch is for 400.*scratch.of\(20\)"):
         k[large.grid, large.block](x, x, *large)
     large.free()
     for scratch in (large, small):
-        with pytest.raises(ValueError, match="a scratch that scratch.* returned, and that was not freed"):
+        with pytest.raises(ValueError, match="the scratch was freed. Make another one"):
             k[large.grid, large.block](x, x, *scratch)
 
 
@@ -342,8 +345,10 @@ def test_wrong_calls(world):
     scratch, x, out = k.scratch(world, 64), xp.zeros(16, "float32"), xp.zeros(16, "float32")
     launch = k[scratch.grid, scratch.block, world.stream]
     for given, message in (
-        ((x, out, *scratch.args[1:]), "a launch takes .x, out, .scratch."),
-        ((x, out), "a launch takes"),
+        ((x, out, *scratch.args[1:]), "a launch takes .x, out, .scratch.; the scratch is of another kernel"),
+        ((x, out), "no scratch is given"),
+        ((x, out, scratch), "a Scratch is given as one argument. Write a star before it"),
+        ((x[:0], out[:0], *scratch), "x has 0 bytes.* Launch nothing"),
         ((x.view("int32"), out.view("int32"), *scratch), "x is int32; it must be float32"),
         ((x, out[:15], *scratch), "out must be float32 with 16 elements"),
         ((x.reshape(4, 4).T, out, *scratch), "x.*contiguous"),
@@ -354,7 +359,7 @@ def test_wrong_calls(world):
     scratch.free()
     k = kernels.all_reduce(n, "sum", "float32", transport="ll128")
     scratch = k.scratch(world, 64)
-    with pytest.raises(ValueError, match="x or out is not at a multiple of 16 bytes"):
+    with pytest.raises(ValueError, match="x begins at 0x.*4; it must be a multiple of 16 bytes"):
         k[scratch.grid, scratch.block, world.stream](xp.zeros(17, "float32")[1:], out, *scratch)
     scratch.free()
 
@@ -362,7 +367,7 @@ def test_wrong_calls(world):
 @pytest.mark.ranks(2, fast=True)
 def test_it_refuses_groups(world):
     group = world.split(0)
-    with pytest.raises(ValueError, match="world is a group; .* sk.bind"):
+    with pytest.raises(ValueError, match=r"world is a group; .* sk.AllReduce\(group"):
         kernels.all_reduce(world.n_ranks, "sum", "float32").scratch(group, 64)
     group.finalize()
 
@@ -375,3 +380,31 @@ def test_it_refuses_outputs_of_other_kernels(world):
         k[scratch.grid, scratch.block, world.stream](world.xp.zeros(16, "uint8"), out, *scratch)
     scratch.free()
     world.free(out)
+
+
+@pytest.mark.parametrize("transport", ["ll", "ll128", "lamport"])
+@pytest.mark.parametrize(
+    ("dtype", "begin", "size", "number", "message"),
+    [
+        ("float32", 1, 4, 0, "tile.*: x begins at .*; it must begin at a multiple of 16 bytes"),
+        ("float64", 0, 4, 0, "tile: x .*float64.*must be float32"),
+        ("float32", 0, 4, 2, "tile: its number is 2; the scratch is for 0 to 1"),
+        ("float32", 0, 4000, 0, "tile: it has 16000 bytes; the scratch is for .* at most"),
+    ],
+)
+def test_wrong_tiles(transport, dtype, begin, size, number, message):
+    def main():
+        world = sk.init()
+        k = kernels.all_reduce(1, "sum", "float32", transport=transport)
+        scratch, tile_of = k.tiles(world, 16, 2), k.device
+
+        @cuda.jit
+        def kernel(x, out, number, scratch):
+            tile_of(x, out, number, scratch)
+
+        x = world.zeros(begin + size, dtype)[begin:]
+        kernel[1, 32, world.stream](x, world.zeros(size, dtype), number, scratch.args)
+        world.synchronize()
+
+    with pytest.raises(sk.emu.EmulatorError, match=message):
+        sk.emu.run(main, 1)

@@ -28,6 +28,7 @@ import functools
 import numpy as np
 from numba import cuda, types
 
+from shmemkit.compiler.ptx import TypingError, gpu, itemsize
 from shmemkit.device import (
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
@@ -36,6 +37,7 @@ from shmemkit.device import (
     span,
     symm_at,
 )
+from shmemkit.device.argument_checks import check_aligned
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128, indexing, rank_after
 from shmemkit.device.packets.units import (
     REDUCTIONS,
@@ -46,6 +48,7 @@ from shmemkit.device.packets.units import (
     storing,
 )
 from shmemkit.operations.packet_method import PacketMethod
+from shmemkit.runtime.symmetric_memory import as_dtype
 
 u32 = types.uint32
 
@@ -164,6 +167,37 @@ def exchange_kernel(t, n, personalized, op=None, dtype=None, of_block=False):
 
 
 @functools.cache
+def checking(t, dtype):
+    """-> check(x, out, number, scratch) of a tile: on the emulator all of it, on a GPU, at compile time, how
+    large elements of `dtype` are, which is None for any"""
+
+    def check(x, out, number, scratch):
+        most, epochs, segment = scratch[0], scratch[-1], min(x.size, out.size) * x.itemsize
+        tiles = epochs.size * t.group // most
+        for name, array in (("x", x), ("out", out)):
+            check_aligned("tile", name, array, 16)
+            if dtype and array.dtype.name != dtype:
+                raise TypeError(f"tile: {name} is {array.dtype}; it must be {dtype}, as of the kernel")
+        if not 0 <= number < tiles:
+            raise IndexError(f"tile: its number is {number}; the scratch is for 0 to {tiles - 1}")
+        if t.units_of(segment) > most:
+            raise ValueError(
+                f"tile: it has {segment} bytes; the scratch is for {most * t.unit_bytes} at most. Give "
+                "tiles() more nbytes"
+            )
+
+    @gpu(check)
+    def _(x, out, number, scratch):
+        if dtype and {itemsize(x.dtype), itemsize(out.dtype)} != {as_dtype(dtype).itemsize}:
+            raise TypingError(
+                f"tile: x has elements of {x.dtype} and out of {out.dtype}; they must be {dtype}"
+            )
+        return lambda x, out, number, scratch: None
+
+    return check
+
+
+@functools.cache
 def exchange_tile(t, n, personalized, op=None, dtype=None):
     """-> ``tile(x, out, number, scratch)``, a device function: the same for a tile of a user's kernel, by all
     threads of a block. `scratch` is (units of a tile at most, *the channel, epochs), of rows of whole tiles;
@@ -172,13 +206,14 @@ def exchange_tile(t, n, personalized, op=None, dtype=None):
     Each tile has units, and so epochs, of its own. So the lemmas hold as for launches, if a tile is sent once
     in a launch.
     """
-    exchange = exchange_kernel(t, n, personalized, op, dtype, of_block=True)
+    exchange, check = exchange_kernel(t, n, personalized, op, dtype, of_block=True), checking(t, dtype)
     group, slot_words, unit_bytes = t.group, t.slot_words, u32(t.unit_bytes)
     widest = getattr(np, t.kinds[0])
     width = np.dtype(widest).itemsize
 
     @device
     def tile(x, out, number, scratch):
+        check(x, out, number, scratch)
         most, slots, row_units, low, high, epochs = scratch
         first, segment = number * most, min(x.size, out.size) * x.itemsize
         units = u32(u32(segment) + u32(unit_bytes - 1)) // unit_bytes
