@@ -34,10 +34,10 @@ class Collective(WithOutputs, Generic[MethodT]):
               largest full array, what ``_options`` gives, the settings, and `sms`
     _scatters whether x has a segment for each rank; else it is one
     _gathers  whether out has a segment of each rank; else it is one
-    _moved    (NumPy or CuPy, what all ranks give, rank, root) -> what that rank gets. A ``Reducing`` has
-              ``_combined`` instead
+    _moved    (NumPy or CuPy, what all ranks give, rank, root) -> what that rank gets; root is 0 of those
+              without one. A ``Reducing`` has ``_combined`` instead
 
-    By these, shapes and sizes are checked, x may lie in out or out in x, and ``shmemkit bench``, ``shmemkit
+    By these, shapes and sizes are checked, x may be out, or lie in it, or out in x, and ``shmemkit bench``, ``shmemkit
     check`` and the tests know what is right. The full array is the larger one of a call's two.
 
     It may have ``_checked_options()`` -> {name: value}: what else its methods are made with; TypeError or

@@ -46,6 +46,9 @@ MORE = [  # collective, method, ranks, nodes, and what few_calls takes
     *[("Gather", "push_2d", n, nodes, [1] * calls) for n, nodes, calls in ((2, 2, 4), (3, 3, 3), (4, 2, 2))],
     *[(*way, 2, 1, [2, 5]) for way in WAYS if way[1] in ("copy_engine", "copy_staged")],  # pieces
 ]
+# Of two ranks, each hears of the other: only a third one shows that somebody is overtaken. Here are those of
+# collectives that have no such case above.
+OF_THREE = [way for way in WAYS if way[0] not in {case[0] for case in MORE if case[2] > 2}]
 
 
 def text(value):
@@ -58,6 +61,7 @@ def text(value):
     [
         *[(*way, 2, 1, ([1, 0, 1, 1],)) for way in WAYS if way not in COPIED],
         *[(*way, 2, 1, ([1, 1],)) for way in COPIED],
+        *[(*way, 3, 1, ([1] * (2 if "copy" in way[1] else 3),)) for way in OF_THREE],
         *[(*case[:4], case[4:]) for case in MORE],
     ],
     ids=text,
