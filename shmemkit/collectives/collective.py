@@ -37,8 +37,8 @@ class Collective(WithOutputs, Generic[MethodT]):
     _moved    (NumPy or CuPy, what all ranks give, rank, root) -> what that rank gets; root is 0 of those
               without one. A ``Reducing`` has ``_combined`` instead
 
-    By these, shapes and sizes are checked, x may be out, or lie in it, or out in x, and ``shmemkit bench``, ``shmemkit
-    check`` and the tests know what is right. The full array is the larger one of a call's two.
+    By these, shapes and sizes are checked, x may be out, or lie in it, or out in x, and ``shmemkit bench``,
+    ``shmemkit check`` and the tests know what is right. The full array is the larger one of a call's two.
 
     It may have ``_checked_options()`` -> {name: value}: what else its methods are made with; TypeError or
     ValueError for what cannot be.
