@@ -182,7 +182,10 @@ def test_ctrl_c_ends_the_ranks_of_the_loop(tmp_path):
     python.write_text("#!/bin/bash\necho $$ $MASTER_PORT\nexec sleep 60\n")
     python.chmod(0o755)
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    loop = subprocess.Popen(["bash", "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+    # In the background of a shell Ctrl-C is ignored, and a script cannot trap what was ignored before it.
+    begin = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execvp('bash', sys.argv[1:])"
+    command = [sys.executable, "-c", begin, "bash", "-c", script]
+    loop = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
     ranks = [loop.stdout.readline().split() for _ in range(4)]
     loop.send_signal(signal.SIGINT)
     try:
