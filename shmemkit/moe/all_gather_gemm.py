@@ -41,10 +41,6 @@ from .moved_rows import moved_product
 
 __all__ = ["AllGatherGroupedGemm"]
 
-# Bytes of w from which "auto" is sequential on more than two ranks: "overlap" reads w again for the rows of
-# each rank. Decided by benchmarks/results/model/ag_grouped_gemm_h100x4.json
-LARGE = 1 << 29
-
 
 # ---- the host object
 
@@ -59,8 +55,7 @@ class AllGatherGroupedGemm(ExpertLayer):
 
     world       the World
     max_nbytes  bytes of the largest gathered tokens: n_ranks times an x
-    method      "auto", the first of these that can compute a call, but sequential on more than two ranks
-                where w has over 512 MiB; or
+    method      "auto", the first of these that can compute a call; or
                   overlap     copy engines send the tokens, one kernel multiplies: Hopper, one node; K and N
                               are multiples of 8
                   sequential  `AllGather`, then `grouped_matmul` of rows that are copied to their experts
@@ -166,8 +161,7 @@ class AllGatherGroupedGemm(ExpertLayer):
                 self._gather(x, whole, stream=stream)
 
             return [gather, *steps, *moved_product(world, gpu, index, index.topk, whole, w, out)]
-        late = self.method == "auto" and n_ranks > 2 and w.nbytes > LARGE
-        if self._is_sequential(k, n, w, x=x, out=out) or late:
+        if self._is_sequential(k, n, w, x=x, out=out):
             transfer = self._ahead.overlap(x, whole)
             product = transfer.wait, *moved_product(world, gpu, index, index.topk, whole, w, out)
         else:

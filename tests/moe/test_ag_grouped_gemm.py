@@ -12,8 +12,7 @@ from small_kernels import fill, take
 
 import shmemkit as sk
 from shmemkit.emu.stream import Stream
-from shmemkit.moe import all_gather_gemm, expert_layer, gathered_rows
-from shmemkit.operations.operation import nothing
+from shmemkit.moe import expert_layer, gathered_rows
 
 
 def in_a_row(world, method, kinds, m, topk, experts, n, k, sms=2, columns=False, dtype=BF16):
@@ -227,23 +226,6 @@ def test_overlap_needs_hopper(monkeypatch):
         assert first.used == "sequential" and "must be 9.0" in first.refused["overlap"]
 
     spmd(2, main)
-
-
-@pytest.mark.parametrize("n_ranks", [2, 3])
-def test_large_weights_on_more_ranks(n_ranks, monkeypatch):
-    """`auto` does not read them again for the rows of each rank."""
-    gathered = []
-    monkeypatch.setattr(expert_layer, "SLOW", ())
-    monkeypatch.setattr(all_gather_gemm, "LARGE", 0)
-    monkeypatch.setattr(all_gather_gemm, "bind_gathered", lambda *arguments: gathered.append(1) or nothing)
-
-    def main(world):
-        world.backend.multiprocessors = 2
-        first = sk.AllGatherGroupedGemm(world, 1 << 10)
-        first(integers(0, 1, 8), integers(1, 1, 8, 8), routing("random", world.n_ranks, 1, 1))
-
-    spmd(n_ranks, main)
-    assert len(gathered) == (2 if n_ranks == 2 else 0)
 
 
 # ---- what is needed
