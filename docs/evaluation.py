@@ -31,8 +31,14 @@ PEAKS = {"H100": (989, 3350), "H200": (989, 4800)}
 # Why a row is slower than its peer, where that is known.
 REASONS = {
     ("all_reduce", "private"): "the sums go through symmetric memory, and a copy of the whole result follows",
-    ("broadcast", "private"): "multiprocessors store 330 GB/s of packets to peers, where copy engines move 390",
-    ("reduce", "private"): "the root receives 1.5 arrays, in two launches one after the other; NCCL sends it one",
+    (
+        "broadcast",
+        "private",
+    ): "multiprocessors store 330 GB/s of packets to peers; copy engines move 390",
+    (
+        "reduce",
+        "private",
+    ): "the root receives 1.5 arrays, in two launches one after the other",
     ("reduce", "symmetric"): "as in private memory",
 }
 SPECIAL = "sms=", "index made before"  # methods that are given more than a call gives them
