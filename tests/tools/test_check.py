@@ -391,6 +391,18 @@ def test_wrong_options(capsys, arguments, said):
     assert exit.value.code == 2 and said in capsys.readouterr().err
 
 
+def test_some_cases(few, capsys):
+    def listed(only):
+        assert run("--list", "--only", only) == command.RIGHT
+        return {line.removesuffix(", auto") for line in capsys.readouterr().out.splitlines()}
+
+    queues = {"Queue float32", "Queue bfloat16"}
+    assert listed("Queue *") == listed("ueue ") == queues
+    assert listed("Queue*,Barr") == queues | {"Barrier"}
+    assert listed("Queue float32") == {"Queue float32"}
+    assert run("--list", "--only", "ueue *") == command.USAGE
+
+
 def test_no_such_case(few, capsys):
     assert run("--only", "Nothing") == command.USAGE
     assert "no case has that in its name" in capsys.readouterr().err

@@ -79,8 +79,8 @@ def parse(arguments):
         "then the rest"
     )
     parser.add_argument("--seconds", type=_seconds, metavar="S", help=text)
-    text = "only the case of this name, or those whose names contain it, as 'AllReduce two_shot*'; see --list"
-    parser.add_argument("--only", default="", metavar="PATTERN", help=text)
+    text = "only cases of these names; those that contain one; or, with a *, those that are like it; see --list"
+    parser.add_argument("--only", default="", metavar="A,B", help=text)
     text = "random calls of all operations, mixed, until --seconds have passed or you stop it"
     parser.add_argument("--soak", action="store_true", help=text)
     parser.add_argument("--json", metavar="FILE", help="write all results to FILE")
@@ -206,11 +206,17 @@ class Check:
         self.results: list[dict[str, Any]] = []
         self.takes = set()  # what "auto" has been seen to take
         self.all = cases(world)
-        self.cases = [case for case in self.all if case.name == options.only] or [
-            case for case in self.all if fnmatch.fnmatchcase(case.name, f"*{options.only}*")
-        ]
+        chosen = {name for wanted in options.only.split(",") for name in self.named(wanted)}
+        self.cases = [case for case in self.all if case.name in chosen]
         self.trials = Trials(world, options.seed, watch)
         self.gpu, self.gpus = (self.ledger["machine"][name] for name in ("gpu", "gpus"))
+
+    def named(self, wanted):
+        """-> the name, the names that contain it, or with a * those that are like it"""
+        names = [case.name for case in self.all]
+        if "*" in wanted:
+            return fnmatch.filter(names, wanted)
+        return [wanted] if wanted in names else [name for name in names if wanted in name]
 
     def run(self):
         options = self.options
