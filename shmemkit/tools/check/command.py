@@ -79,7 +79,9 @@ def parse(arguments):
         "then the rest"
     )
     parser.add_argument("--seconds", type=_seconds, metavar="S", help=text)
-    text = "only cases of these names; those that contain one; or, with a *, those that are like it; see --list"
+    text = (
+        "only cases of these names; those that contain one; or, with a *, those that are like it; see --list"
+    )
     parser.add_argument("--only", default="", metavar="A,B", help=text)
     text = "random calls of all operations, mixed, until --seconds have passed or you stop it"
     parser.add_argument("--soak", action="store_true", help=text)
