@@ -57,13 +57,8 @@ def samples(names):
 
 
 def obsolete(name, method, nbytes):
-    """Whether a row is of code that is gone. LL128 on four ranks was faster below 16 MB in the first of these
-    results than it is now, and twice as slow from there on in the later ones."""
-    if "ll128" not in method:
-        return False
-    if name.startswith("model/") and name.endswith("_h100x4.json"):
-        return nbytes >= 1 << 24
-    return name in ("all_gather_h200x4.json", "reduce_scatter_h200x4.json") and nbytes < 1 << 24
+    """Whether a row is of code that is gone: LL128 on H100, which took twice as long from 16 MB on."""
+    return "ll128" in method and name.endswith("_h100x4.json") and nbytes >= 1 << 24
 
 
 def fit(some):
