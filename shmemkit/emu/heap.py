@@ -30,6 +30,8 @@ DEFAULT_SIZE = 1 << 30
 EMPTY = (0xA5, 0xFF)  # bytes of memory with no content: NaN of all floating types, and no likely integer
 LARGE = 1 << 20  # bytes of an allocation whose pages go back to the system when it is freed
 _MADV_DONTNEED, _MADV_REMOVE = 4, 9  # of private memory, and of what processes share
+# MAP_NORESERVE of Linux: the system asks for no more memory than is touched. (Its name came with Python 3.13.)
+_RESERVED_AS_TOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
 _libc = ctypes.CDLL(None)
 
 
@@ -53,7 +55,7 @@ def whole_pages(size):
 def private_memory(n_bytes):
     """Zeroed memory of this process; pages cost nothing until they are touched."""
     try:
-        return np.frombuffer(mmap.mmap(-1, n_bytes), np.uint8)
+        return np.frombuffer(mmap.mmap(-1, n_bytes, flags=_RESERVED_AS_TOUCHED), np.uint8)
     except (OSError, OverflowError, ValueError):
         raise too_large(n_bytes) from None
 

@@ -13,6 +13,8 @@ from shmemkit.support.settings import listed
 from shmemkit.typing import Array, DType, Shape
 
 
+MANY_RANKS = 16  # of the emulator: blocks have fewer threads then, where their kernels need no whole warp
+
 def agree(world, prepare, free):
     """Call ``prepare()``: all ranks complete it, or none. Collective.
 
@@ -85,7 +87,8 @@ class Method:
                      tuned. Kernels of one method do not run at the same time, so it uses no more
                      multiprocessors
 
-    and `threads`, per block; on the emulator, which is quicker with few, 32. `settings` are attributes.
+    and `threads`, per block; on the emulator, which is quicker with few, 32, or of many ranks `fewest`. `settings`
+    are attributes.
 
     To make one is collective. When prepare refuses on any rank, all ranks do (``agree``), and free what they
     have allocated.
@@ -93,6 +96,7 @@ class Method:
 
     name: str  # of it, as "all_gather push": of its arrays, and in its messages
     threads = 512
+    fewest = 32
     sms: int | None = None
     _keeps_arrays = False
     prepare: Callable[..., None]
@@ -101,7 +105,7 @@ class Method:
         self.world = world
         self._arrays, self._launches = [], {}
         if world.backend.name == "emulator":
-            self.threads = 32
+            self.threads = 32 if world.n_ranks < MANY_RANKS else self.fewest
         vars(self).update(settings)
         agree(world, lambda: self.prepare(*args), self.free)
 
