@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from .support import progress
-from .support.settings import listed, shown, switch
+from .support.settings import shown, switch
 
 DELIVERIES = ("eager", "ordered", "unordered")
 _FAILED = pytest.StashKey()  # of a test: what is said about the run that failed
@@ -120,7 +120,12 @@ def _marked(*args, deliveries=("eager", "unordered"), seeds=range(20), **others)
 
 def _checked(source, delivery):
     if delivery not in DELIVERIES:
-        raise pytest.UsageError(f"{source} is {shown(delivery)}; it must be {listed(map(repr, DELIVERIES))}")
+        from .emu.network import checked_delivery
+
+        try:
+            checked_delivery(source, delivery)
+        except (TypeError, ValueError) as error:
+            raise pytest.UsageError(str(error)) from None
     return delivery
 
 

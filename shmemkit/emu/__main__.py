@@ -12,7 +12,7 @@ from shmemkit import __version__
 from shmemkit.support import command_line
 
 from .exploration import explore
-from .network import DELIVERIES
+from .network import DELIVERIES, checked_delivery
 from .run import schedule_of
 
 
@@ -39,7 +39,8 @@ def parser():
         "--races", action="store_true", default=None, help="report accesses that nothing orders"
     )
     result.add_argument("--gpu", help='to emulate, as "H200" (default) or "A100,sms=8"')
-    result.add_argument("--delivery", choices=DELIVERIES, help="when messages arrive")
+    text = f"when messages arrive: {', '.join(DELIVERIES)}, or as 'node 1 late'"
+    result.add_argument("--delivery", type=_delivery, metavar="WHEN", help=text)
     schedule = result.add_mutually_exclusive_group()
     schedule.add_argument("--seed", type=int, help="a random schedule, the same each time")
     schedule.add_argument(
@@ -66,6 +67,13 @@ def _positive(text):
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"it is {text!r}; it must be 1 or more")
     return int(text)
+
+
+def _delivery(text):
+    try:
+        return checked_delivery("it", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _file(path):

@@ -30,7 +30,7 @@ DEFAULT_SIZE = 1 << 30
 EMPTY = (0xA5, 0xFF)  # bytes of memory with no content: NaN of all floating types, and no likely integer
 LARGE = 1 << 20  # bytes of an allocation whose pages go back to the system when it is freed
 _MADV_DONTNEED, _MADV_REMOVE = 4, 9  # of private memory, and of what processes share
-# MAP_NORESERVE of Linux: the system asks for no more memory than is touched. (Its name came with Python 3.13.)
+# MAP_NORESERVE of Linux, which Python names from 3.13 on: memory counts when it is touched.
 _RESERVED_AS_TOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
 _libc = ctypes.CDLL(None)
 

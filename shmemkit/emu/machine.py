@@ -120,6 +120,7 @@ class Machine:
 
     def set_local_size(self, local_size):
         """From now on this many consecutive PEs share a node."""
+        self.network.check_nodes(self.n_ranks // local_size)
         self.local_size = local_size
         for members in self.members.values():
             members.local_size = local_size

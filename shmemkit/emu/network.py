@@ -4,6 +4,8 @@ delivery "eager"      every message is delivered when it is issued
          "ordered"    messages are held back; those from one PE to another arrive in order
          "unordered"  messages are held back and overtake each other, as far as NVSHMEM's memory model allows:
                       only a fence orders those from one PE to another; the latest one comes first
+         "node K late"  as "unordered", but only of messages between node K and other nodes; all others are
+                      delivered when they are issued
 
 A message that is held back arrives when nothing else can happen, when its PE is quiet, or when the schedule
 says so. A non-blocking put reads its source only then. The data of put_signal and its signal arrive together;
@@ -11,16 +13,29 @@ words that somebody polls do not, if "unordered": every third one goes into one 
 order that NVSHMEM allows, so a correct program gives its result in all of them.
 """
 
+import re
 from collections.abc import Iterable
 from typing import get_args
 
 import numpy as np
+
+from shmemkit.support.settings import shown
 
 from ..typing import Delivery
 from .device_arrays import address
 from .shadow_arrays import untracked
 
 DELIVERIES = get_args(Delivery)
+LATE = re.compile(r"node (\d+) late")
+
+
+def checked_delivery(who, delivery):
+    """-> `delivery`; TypeError or ValueError unless it is one."""
+    if isinstance(delivery, str) and (delivery in DELIVERIES or LATE.fullmatch(delivery)):
+        return delivery
+    kind = ValueError if isinstance(delivery, str) else TypeError
+    names = ", ".join(map(repr, DELIVERIES))
+    raise kind(f"{who} is {shown(delivery)}; it must be {names}, or as 'node 1 late'")
 
 
 class Message:
@@ -37,8 +52,16 @@ class Message:
 
 class Network:
     def __init__(self, machine, delivery="eager"):
-        self.machine, self.delivery = machine, delivery
+        self.machine, late = machine, LATE.fullmatch(delivery)
+        self.delivery, self.late = ("unordered", int(late[1])) if late else (delivery, None)
         self.under_way = []  # in the order in which they were issued
+
+    def check_nodes(self, n_nodes):
+        """ValueError unless there is a node that is late."""
+        if self.late is not None and self.late >= n_nodes:
+            raise ValueError(
+                f"delivery is 'node {self.late} late', but the nodes are 0 to {n_nodes - 1}. local_size makes more"
+            )
 
     # -- what threads ask for
     def put(self, thread, dst, src, pe, nbi, signal, value, op, word):
@@ -151,10 +174,16 @@ class Network:
             self.machine.races.quiet(thread)
 
     # -- delivery
+    def _is_held_back(self, source, target):
+        if self.late is None:
+            return self.delivery != "eager"
+        nodes = {pe // self.machine.local_size for pe in (source, target)}
+        return self.late in nodes and len(nodes) == 2
+
     def _send(self, thread, target, arrive, n_bytes=0):
         if self.machine.timeline is not None:
             arrive = self.machine.timeline.carried(thread, arrive, n_bytes)
-        if self.delivery == "eager":
+        if not self._is_held_back(thread.pe, target):
             arrive(thread)
             return
         scheduler = self.machine.scheduler

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -17,7 +18,7 @@ from shmemkit.support.call_site import Call
 from shmemkit.support.host_program import HostProgram
 from shmemkit.support.progress import showing
 from shmemkit.support.renamed import renamed
-from shmemkit.support.settings import integer, listed, shown, switch
+from shmemkit.support.settings import integer, shown, switch
 from shmemkit.support.trace_file import timeline_file
 
 from ..typing import Delivery
@@ -25,7 +26,7 @@ from .errors import DeadlockError, EmulatorError, add_text
 from .heap import heap_size as default_heap_size
 from .heap import private_memory, whole_pages
 from .machine import Machine
-from .network import DELIVERIES
+from .network import checked_delivery
 from .rendezvous import Rendezvous
 from .schedules import Choice, Seeded
 from .timeline import recorded
@@ -205,7 +206,7 @@ def run(
     heap_size: int | None = None,
     *,
     races: bool | None = None,
-    delivery: Delivery | None = None,
+    delivery: Delivery | str | None = None,
     seed: int | None = None,
     choice: Choice | None = None,
     gpu: str | None = None,
@@ -220,8 +221,9 @@ def run(
                  that nobody touches cost nothing
     races        True: find accesses that nothing orders. Default: whether SHMEMKIT_RACES is on
     delivery     when messages arrive: "eager" (when they are issued), "ordered" (as late as possible, in
-                 order from rank to rank) or "unordered" (as late as possible, overtaking each other).
-                 Default: SHMEMKIT_DELIVERY or "eager"
+                 order from rank to rank), "unordered" (as late as possible, overtaking each other), or
+                 "node 1 late" (likewise, but only those between node 1 and others). Default:
+                 SHMEMKIT_DELIVERY or "eager"
     seed         an integer: the random schedule of that number. Default: SHMEMKIT_SEED, or None: first come,
                  first served. The same arguments give the same run
     gpu          the GPU that decides which kernels and how many blocks run, and how many at once: "H200",
@@ -286,7 +288,7 @@ def check_arguments(who, main, n_ranks, local_size, heap_size):
         raise ValueError(f"{who}: local_size is {local_size}; it must be a divisor of n_ranks ({n_ranks})")
 
 
-def schedule_of(races=None, delivery=None, seed=None) -> tuple[bool, Delivery, int | None]:
+def schedule_of(races=None, delivery=None, seed=None) -> tuple[bool, str, int | None]:
     """-> (races, delivery, seed): as given, or as the environment says, or the defaults; checked."""
     if races is None:
         races = switch("SHMEMKIT_RACES", False)
@@ -295,9 +297,7 @@ def schedule_of(races=None, delivery=None, seed=None) -> tuple[bool, Delivery, i
     source = "delivery"
     if delivery is None:
         source, delivery = "SHMEMKIT_DELIVERY", os.environ.get("SHMEMKIT_DELIVERY") or "eager"
-    if delivery not in DELIVERIES:
-        kind = ValueError if isinstance(delivery, str) else TypeError
-        raise kind(f"{source} is {shown(delivery)}; it must be {listed(map(repr, DELIVERIES))}")
+    checked_delivery(source, delivery)
     if seed is None:
         text = os.environ.get("SHMEMKIT_SEED", "").strip()
         try:
@@ -306,12 +306,12 @@ def schedule_of(races=None, delivery=None, seed=None) -> tuple[bool, Delivery, i
             raise ValueError(f"SHMEMKIT_SEED is {text!r}; it must be an integer") from None
     elif isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"seed is {shown(seed)}; it must be an integer or None")
-    return bool(races), cast(Delivery, delivery), seed
+    return bool(races), delivery, seed
 
 
 def repeat_with(races, delivery, seed):
     """The line of a report that says how to see it again."""
-    setting = f"SHMEMKIT_DELIVERY={delivery}"
+    setting = f"SHMEMKIT_DELIVERY={shlex.quote(delivery)}"
     if seed is not None:
         setting += f" SHMEMKIT_SEED={seed}"
     if races:

@@ -12,8 +12,8 @@ from shmemkit.support.agreement import as_message, check_equal, raise_on_all
 from shmemkit.support.settings import listed
 from shmemkit.typing import Array, DType, Shape
 
-
 MANY_RANKS = 16  # of the emulator: blocks have fewer threads then, where their kernels need no whole warp
+
 
 def agree(world, prepare, free):
     """Call ``prepare()``: all ranks complete it, or none. Collective.
@@ -87,8 +87,8 @@ class Method:
                      tuned. Kernels of one method do not run at the same time, so it uses no more
                      multiprocessors
 
-    and `threads`, per block; on the emulator, which is quicker with few, 32, or of many ranks `fewest`. `settings`
-    are attributes.
+    and `threads`, per block; on the emulator, which is quicker with few, 32, or of many ranks `fewest`.
+    `settings` are attributes.
 
     To make one is collective. When prepare refuses on any rank, all ranks do (``agree``), and free what they
     have allocated.

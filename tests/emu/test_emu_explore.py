@@ -576,7 +576,10 @@ def test_a_loop_that_counts_its_polls_forever():
     [
         (dict(n_ranks=0), "n_ranks is 0; it must be 1 to 1024"),
         (dict(local_size=3), "local_size is 3; it must be a divisor of n_ranks"),
-        (dict(deliveries="late"), "delivery is 'late'; it must be 'eager', 'ordered' or 'unordered'"),
+        (
+            dict(deliveries="late"),
+            "delivery is 'late'; it must be 'eager', 'ordered', 'unordered', or as 'node 1 late'",
+        ),
         (dict(seeds=["x"]), "seed is 'x'; it must be an integer"),
         (dict(exhaustive=True, races=False), "exhaustive=True and races=False"),
     ],

@@ -131,7 +131,7 @@ def test_the_environment_acts_as_the_arguments_and_arguments_win(monkeypatch):
     assert events() == plain
 
 
-INTEGER, NAMES = "an integer( or None)?", "'eager', 'ordered' or 'unordered'"
+INTEGER, NAMES = "an integer( or None)?", "'eager', 'ordered', 'unordered', or as 'node 1 late'"
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,33 @@ def test_what_is_held_back_until_quiet(delivery):
     early, late = [0] * 8 + [7, 7, 0, 3], [7, 7, 7, 9, 9, 7, 7, 7, 7, 7, 0, 9]
     (seen, _), *_ = run(send, nothing, delivery=delivery)
     assert seen == ([[7] * 10 + [0, 0]] * 3 if delivery == "eager" else [early, early, late])
+
+
+def test_a_node_whose_messages_are_late():
+    """Those to and from it, the last one first; all others arrive at once, also within the node."""
+
+    def to(*ranks):
+        def send(x, src):
+            seen = []
+            for rank in ranks:
+                for value in (7, 8):
+                    d.put_nbi(x, np.full(1, value, "uint64"), rank)
+                seen.append(int(d.g(x, rank)))
+            d.quiet()
+            return seen, [int(d.g(x, rank)) for rank in ranks]
+
+        return send
+
+    def sent(*actions, delivery="node 1 late"):
+        return run(*actions, delivery=delivery, local_size=2)[0]
+
+    assert sent(to(1, 2), nothing, nothing, nothing, nothing, nothing)[0] == ([8, 0], [8, 7])
+    assert sent(nothing, nothing, to(3, 4), nothing, nothing, nothing)[2] == ([8, 0], [8, 7])
+    assert sent(nothing, nothing, nothing, nothing, to(1), nothing)[4] == ([8], [8])
+    with pytest.raises(ValueError, match="delivery is 'node 2 late', but the nodes are 0 to 1"):
+        sent(*[nothing] * 4, delivery="node 2 late")
+    with pytest.raises(ValueError, match="delivery is 'node late'; it must be .*, or as 'node 1 late'"):
+        sent(nothing, nothing, delivery="node late")
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,10 @@ def test_through_a_fixture(two):
 @pytest.mark.parametrize(
     "marker, words",
     [
-        ("deliveries=['late']", "a delivery is 'late'; it must be 'eager', 'ordered' or 'unordered'"),
+        (
+            "deliveries=['late']",
+            "a delivery is 'late'; it must be 'eager', 'ordered', 'unordered', or as 'node 1 late'",
+        ),
         ("seeds=[1.5]", "a seed is 1.5; it must be an integer or None"),
         ("seeds=[]", "it must have one element or more"),
         ("seed=3", "{'seed': 3} is given; it must be deliveries= or seeds="),
