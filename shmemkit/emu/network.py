@@ -60,7 +60,8 @@ class Network:
         """ValueError unless there is a node that is late."""
         if self.late is not None and self.late >= n_nodes:
             raise ValueError(
-                f"delivery is 'node {self.late} late', but the nodes are 0 to {n_nodes - 1}. local_size makes more"
+                f"delivery is 'node {self.late} late', but the nodes are 0 to {n_nodes - 1}; a smaller "
+                "local_size makes more"
             )
 
     # -- what threads ask for
