@@ -15,6 +15,7 @@ import copy
 import ctypes
 import functools
 import inspect
+import math
 import struct
 import sys
 from collections.abc import Callable
@@ -75,8 +76,8 @@ def bind(
     cluster       blocks per cluster, like grid; the grid must be a multiple of it in each direction
     cooperative   launch cooperatively; implies co_resident. Kernels with Numba's grid.sync() do so anyway
     co_resident   the kernel's blocks wait for each other: raise ValueError unless the whole grid fits on the
-                  GPU at once (other kernels that run there are not counted). The emulator starts the blocks
-                  that fit, and reports a wait for one that could not start
+                  GPU at once (other kernels that run there are not counted). The emulator knows no
+                  registers, and may take a grid that the GPU refuses
     pdl           programmatic dependent launch: the kernel's blocks may start while the previous kernel on
                   the stream still runs, if that one calls griddepcontrol_launch_dependents(). All threads
                   must call griddepcontrol_wait() before they touch its data. Not for cooperative launches.
@@ -222,6 +223,17 @@ class Launch:
             names = f"{len(self._names)}: {', '.join(self._names)}"
             raise TypeError(f"{who} has {len(args)} arguments; kernel {self.name} takes {names}")
 
+    def _check_fit(self, fit, how, waits, room):
+        """ValueError for a grid of more than `fit` blocks; a block takes its threads, and `room`."""
+        blocks, threads = math.prod(self.grid), math.prod(self.block)
+        if blocks > fit:
+            raise ValueError(
+                f"bind(): grid is {self.grid}, {blocks} blocks; it must have {fit} at most ({how}), since "
+                f"kernel {self.name} {'waits across blocks' if waits else 'is cooperative'}, and this GPU "
+                f"holds no more blocks of {threads} threads, {room} at once. Use fewer blocks and loop in "
+                "the kernel, or smaller blocks, or less shared memory"
+            )
+
     def forget_arrays(self) -> None:
         """From now on the caller keeps the arrays alive (the emulator keeps them all the same)."""
 
@@ -305,13 +317,15 @@ def _accepts(declared, actual, value):
 class _EmulatedLaunch(Launch):
     """Launches through ``kernel[...]``, which the emulator has taken over."""
 
-    def __init__(self, *given, pdl, group, **_):
-        # The emulator starts the blocks that fit, and reports a wait for one that has not started:
-        # cooperative and co_resident need no check here.
+    def __init__(self, *given, cooperative, co_resident, pdl, group, **_):
         super().__init__(*given)
         type_check.check(self.kernel, self._args)
         self._pdl = pdl
         self._blocks_of_cluster = 1 if self.cluster is None else self.cluster[0]
+        if cooperative or co_resident:
+            gpu, threads = current_world().backend.machine.gpu, math.prod(self.block)
+            fit, how = gpu.fit(threads, self.shared, self._blocks_of_cluster)
+            self._check_fit(fit, how, co_resident, f"{self.shared} bytes of dynamic shared memory")
         self._group, self._members = group, None if group is None else group.backend.members
         self._default = self._on(self.stream)
 
@@ -359,7 +373,7 @@ class _GpuLaunch(Launch):
         self._configure_cluster()
         self._check_block()
         if self._cooperative or co_resident:
-            self._check_co_resident("is cooperative" if not co_resident else "waits across blocks")
+            self._check_co_resident(co_resident)
         self._bind_call(self.stream)
 
     # -- compiling and loading
@@ -447,10 +461,8 @@ class _GpuLaunch(Launch):
                 "@cuda.jit(max_registers=...) or launch_bounds"
             )
 
-    def _check_co_resident(self, why):
-        driver = self._driver
-        blocks = self.grid[0] * self.grid[1] * self.grid[2]
-        threads = self.block[0] * self.block[1] * self.block[2]
+    def _check_co_resident(self, waits):
+        driver, threads = self._driver, math.prod(self.block)
         if self.cluster is None:
             occupancy = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 self._function, threads, self.shared
@@ -464,14 +476,10 @@ class _GpuLaunch(Launch):
             size = self.cluster[0] * self.cluster[1] * self.cluster[2]
             fit, how = clusters * size, f"{clusters} clusters of {size}"
         self.resident_blocks = fit
-        if blocks > fit:
-            raise ValueError(
-                f"bind(): grid is {self.grid}, {blocks} blocks; it must have {fit} at most ({how}), since "
-                f"kernel {self.name} {why}, and this GPU holds no more blocks of {threads} threads, "
-                f"{self._registers} registers per thread and {self._static + self.shared} bytes of shared "
-                "memory at once. Use fewer blocks and loop in the kernel, or smaller blocks, or less shared "
-                "memory"
-            )
+        room = (
+            f"{self._registers} registers per thread and {self._static + self.shared} bytes of shared memory"
+        )
+        self._check_fit(fit, how, waits, room)
 
     # -- arguments
     def _pack(self):

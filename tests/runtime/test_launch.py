@@ -100,6 +100,21 @@ def test_on_all_ranks_with_symmetric_arrays():
     assert sk.emu.run(main, 3) == [2.0, 4.0, 0.0]
 
 
+def test_the_emulator_refuses_a_grid_that_does_not_fit():
+    def main():
+        arguments = sk.init().xp.zeros(1, "int64"), 1
+        fit = 2 * 16  # blocks of 128 threads, on two SMs with 2048
+        for how in ({"co_resident": True}, {"cooperative": True}):
+            sk.bind(store, fit, 128, arguments, **how)()
+            with pytest.raises(ValueError, match=r"33 blocks; it must have 32 at most \(2 SMs with 16 each"):
+                sk.bind(store, (11, 3), (64, 2), arguments, **how)
+        with pytest.raises(ValueError, match="it must have 2 at most .* for an SM has 228 KB"):
+            sk.bind(store, 3, 32, arguments, shared=200_000, co_resident=True)
+        sk.bind(store, fit + 1, 128, arguments)()
+
+    sk.emu.run(main, 1, gpu="H200,sms=2")
+
+
 # -- what is refused, everywhere
 
 
