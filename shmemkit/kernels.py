@@ -10,6 +10,7 @@ compiled for the same types. docs/kernels.md is about them.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,19 +20,21 @@ from numba import cuda
 from .collectives.all_gather import AllGather
 from .collectives.all_reduce import AllReduce
 from .collectives.all_to_all import AllToAll
-from .collectives.barrier import barrier_kernel, ranks_in_reach
+from .collectives.barrier import Barrier, barrier_kernel
 from .collectives.collective import Collective, Reducing, check_reducible
 from .collectives.queue import Queue, as_words, queue_kernel
 from .collectives.reduce_scatter import ReduceScatter
+from .compiler.numba_internals import normalize_kernel_dimensions
 from .device.cuda.word_reductions import OPS
 from .device.packets.transports import AT_ONCE
 from .gemm import Gemm, bind_product, check_activation, gpu_of
 from .gemm.problem import Problem
 from .operations.method import Method, agree, agree_on
-from .runtime.launch import MAX_THREADS, Launch, bind
+from .operations.operation import Operation
+from .runtime.launch import Launch
 from .runtime.symmetric_memory import as_dtype
 from .runtime.world import Group, World, check_world
-from .support.arrays import converted, new_array, unlocked
+from .support.arrays import converted, new_array, overlap, unlocked
 from .support.settings import integer, listed, one_of
 from .typing import Activation, AnyArray, DType, GemmMethod, Op
 
@@ -63,12 +66,19 @@ class Scratch:
     args         integers and arrays, symmetric and local ones: a tuple, which kernels of your own can take as
                  one argument
     grid, block  of a launch, blocks that all fit on the GPU at once; () for tiles
+
+    A captured graph does not keep it alive: the program does, and frees it after the last replay.
     """
 
-    _of: Callable[[int], Scratch] | None = None
-
-    def __init__(self, args: tuple, grid: tuple[int, ...], block: tuple[int, ...], free: Callable[[], None]):
-        self.args, self.grid, self.block, self._free = args, grid, block, free
+    def __init__(
+        self,
+        args: tuple,
+        free: Callable[[], None],
+        launch: Any = None,
+        of: Callable[[int], Scratch] | None = None,
+    ):
+        self.args, self._free, self._of = args, free, of
+        self.grid, self.block = (launch.grid, launch.block) if launch else ((), ())
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.args)
@@ -95,12 +105,14 @@ class Kernel:
     """
 
     method: str | None = None
+    _alike: dict[str, Any] = {}  # what all ranks make it with
     _x_and_out, _object_name = True, "Barrier"
+    _any_blocks = False  # whether a launch may have fewer blocks in a row of its grid
 
     def __init__(self, who: str, kernel: Any, n_ranks: int):
         self._who, self.kernel, self.n_ranks = who, kernel, n_ranks
-        self._made: dict[tuple, Any] = {}  # (what goes before them, they), by the arguments of a Scratch
-        self._freed: set[tuple] = set()
+        # By the arguments of a Scratch: (its host object, what goes before them, the Scratch); None: freed
+        self._made: dict[tuple, Any] = {}
 
     @property
     def arguments(self) -> str:
@@ -108,18 +120,33 @@ class Kernel:
 
     def __getitem__(self, configuration: Any) -> Callable[..., None]:
         """``k[grid, block, stream](x, out, *scratch)``: Numba's own launch of `kernel`, with x and out viewed
-        as the words that it takes. A CUDA graph can capture it. TypeError or ValueError for wrong arrays, and
-        for a scratch that was made for others."""
+        as the words that it takes. A CUDA graph can capture it. TypeError or ValueError for wrong arrays, for
+        a scratch that was made for others, and for another grid or block than it has; RuntimeError after the
+        World's end."""
         launch = self.kernel[configuration]
+        grid, block = normalize_kernel_dimensions(*configuration[:2])
 
         def call(*arguments):
             given = arguments[2:] if self._x_and_out else arguments
             made = self._made.get(_key(given))
             if made is None:
                 raise self._wrong_launch(arguments)
-            launch(*made[0](*arguments[: 2 * self._x_and_out]), *given)
+            host, before, scratch = made
+            host._check_alive()
+            self._check_grid(grid, block, scratch)
+            launch(*before(*arguments[: 2 * self._x_and_out]), *given)
 
         return call
+
+    def _check_grid(self, grid, block, scratch):
+        (most, *rows), (blocks, *given) = scratch.grid, grid
+        fits = blocks == most or self._any_blocks and blocks < most
+        if block != scratch.block or given != rows or not fits:
+            or_fewer = " or fewer in the first direction" * self._any_blocks
+            raise ValueError(
+                f"{self._who}: the grid is {grid}, the block {block}; they must be {scratch.grid}{or_fewer}, "
+                f"and {scratch.block}. Give [scratch.grid, scratch.block, stream]"
+            )
 
     def _wrong_launch(self, arguments):
         takes = "(x, out, *scratch)" if self._x_and_out else "(*scratch)"
@@ -127,8 +154,10 @@ class Kernel:
             reason = "a Scratch is given as one argument. Write a star before it"
         elif len(arguments) <= 2 * self._x_and_out:
             reason = "no scratch is given"
-        elif _key(arguments[2 * self._x_and_out :]) in self._freed:
+        elif _key(arguments[2 * self._x_and_out :]) in self._made:
             reason = "the scratch was freed. Make another one"
+        elif self._made.get(_key(arguments[1:])):
+            reason = "no out is given"
         else:
             reason = "the scratch is of another kernel, or of tiles. Give what scratch() of this one returned"
         return ValueError(f"{self._who}: a launch takes {takes}; {reason}")
@@ -164,22 +193,23 @@ class Kernel:
 
         def checked():
             self._check_world(world)
-            return {"method": self._words, **check()}
+            return {"method": self._words, **self._alike, **check()}
 
         agree_on(world, f"{self._who}: {what}", checked)
 
-    def _keep(self, world, rest, free, before=None, grid=(), block=()):
-        """-> a Scratch of the arguments `rest`. ``before(*arrays)``: what its kernel takes before them."""
-        args = _as_numba_has_it(world, tuple(rest))
-        if before is not None:
-            self._made[_key(args)] = before, args
-            self._freed.discard(_key(args))
-        return Scratch(args, grid, block, free)
+    def _keep(self, host: Operation, rest, launch=None, before=None, of=None):
+        """-> a Scratch of the arguments `rest`, in the memory of `host`. Of a `launch` of `kernel`,
+        ``before(*arrays)`` is what the kernel takes before them."""
 
-    def _forget(self, *scratches):
-        for scratch in scratches:
-            if self._made.pop(_key(scratch), None):
-                self._freed.add(_key(scratch))
+        def free():
+            self._made.update({key: None for key, made in self._made.items() if made and made[0] is host})
+            host.free()
+
+        host._who = self._who  # in messages
+        scratch = Scratch(_as_numba_has_it(host.world, tuple(rest)), free, launch, of)
+        if launch is not None:
+            self._made[_key(scratch)] = host, before, scratch
+        return scratch
 
 
 def _arguments_of(kernel):
@@ -209,11 +239,13 @@ class CollectiveKernel(Kernel):
     what it takes."""
 
     def __init__(self, of: type[Collective], n_ranks: int, method: str, op: str | None, dtype: Any):
-        self._of, self.method, self._op, self._dtype = of, method, op, dtype
+        self._of, self.method, self._dtype = of, method, dtype
         self._object_name = of.__name__
         self._kind, self._settings = _entry(of, method)
-        self._for = n_ranks, op, dtype and dtype.name
-        super().__init__(_who(of), self._kind.kernel_of(*self._for, **self._settings), n_ranks)
+        self._alike = {"op": op, "dtype": dtype and dtype.name}
+        self._any_blocks = getattr(self._kind, "any_blocks", False)
+        kernel = self._kind.kernel_of(n_ranks, **self._alike, **self._settings)
+        super().__init__(_who(of), kernel, n_ranks)
         self._n_before = list(inspect.signature(self.kernel.py_func).parameters).index("out") + 1
 
     def scratch(self, world: World, nbytes: int) -> Scratch:
@@ -227,32 +259,34 @@ class CollectiveKernel(Kernel):
         MemoryError if the symmetric heap is full.
         """
         self._agree(world, "scratch", lambda: {"nbytes": self._checked_bytes(nbytes)})
-        host, made, most = self._object(world, max(nbytes, self._out_bytes(nbytes))), [], nbytes
+        host, most = self._object(world, max(nbytes, self._out_bytes(nbytes))), nbytes
 
-        def free():
-            self._forget(*made)
-            host.free()
-
-        def of(nbytes):
-            if self._checked_bytes(nbytes) > most:
-                raise ValueError(
-                    f"{self._who}: this scratch is for {most} bytes, and not for {nbytes}. Make another one: "
-                    f"scratch(world, {nbytes})"
-                )
-            x = self._example(world, self._checked_bytes(nbytes))
-            launch = self._bound(host, x, self._example(world, self._out_bytes(nbytes)))
+        @functools.cache
+        def made(nbytes):
+            x, out = (self._example(world, size) for size in (nbytes, self._out_bytes(nbytes)))
+            launch = self._bound(host, x, out)
             rest = launch.args[self._n_before :]
 
             def before(x, out):
                 x, out = converted(self._who, {"x": x, "out": out}, world.xp).values()
-                return [_as_numba_has_it(world, a) for a in self._before(world, host, x, out, nbytes, rest)]
+                given = self._before(host, x, out, nbytes, rest)
+                host._order.compare(self._who, x)
+                return [_as_numba_has_it(world, a) for a in given]
 
-            made.append(self._keep(world, rest, free, before, launch.grid, launch.block))
-            made[-1]._of = of
-            return made[-1]
+            return self._keep(host, rest, launch, before, of)
 
-        agree(world, lambda: of(nbytes), host.free)
-        return made[0]
+        def of(nbytes):
+            host._check_alive()
+            nbytes = self._checked_bytes(nbytes)
+            if nbytes > most:
+                raise ValueError(
+                    f"{self._who}: this scratch is for {most} bytes, and not for {nbytes}. Make another one: "
+                    f"scratch(world, {nbytes})"
+                )
+            return made(nbytes)
+
+        agree(world, lambda: of(most), host.free)
+        return of(most)
 
     def tiles(self, world: World, nbytes: int, n: int) -> Scratch:
         """The scratch of ``device``, for `n` tiles, of which x has `nbytes` bytes or fewer. Collective.
@@ -268,7 +302,7 @@ class CollectiveKernel(Kernel):
         segments = 1 if self._settings.get("whole") else self.n_ranks
         host = self._object(world, segments * n * units * t.unit_bytes)
         (method,) = host._methods.values()
-        return self._keep(world, (units, *method.channel, method.epochs), host.free)
+        return self._keep(host, (units, *method.channel, method.epochs))
 
     @property
     def device(self) -> Any:
@@ -288,12 +322,13 @@ class CollectiveKernel(Kernel):
             able = [name for name in available(self._of) if hasattr(_entry(self._of, name)[0], "tile_of")]
             have = f"{listed(able)} {'have' if len(able) > 1 else 'has'} one" if able else "none has one"
             raise ValueError(f"{self._who}: {self.method} has no form for tiles; {have}")
-        return self._kind.tile_of(*self._for, **self._settings)
+        return self._kind.tile_of(self.n_ranks, **self._alike, **self._settings)
 
     def _object(self, world, nbytes):
         """The host object that has the memory."""
-        options: Any = {"op": self._op} if self._op else {}
-        times = getattr(self._kind, "counts", Method.counts)(self._for[2])
+        op, dtype = self._alike.values()
+        options: Any = {"op": op} if op else {}
+        times = getattr(self._kind, "counts", Method.counts)(dtype)
         host = self._of(world, times * nbytes, method=self.method, **options)
         for method in host._methods.values():
             method._keeps_arrays = True
@@ -303,7 +338,6 @@ class CollectiveKernel(Kernel):
         """What the host object binds for these arrays."""
         if self._dtype and x.dtype != self._dtype:
             raise ValueError(f"{self._who}: x is {x.dtype}; it must be {self._dtype}, as of the kernel")
-        host._check_alive()
         launch = host._plan({"x": x, "out": out}, {})
         if getattr(launch, "kernel", None) is not self.kernel:
             raise ValueError(
@@ -312,17 +346,18 @@ class CollectiveKernel(Kernel):
             )
         return launch
 
-    def _before(self, world, host, x, out, nbytes, rest):
+    def _before(self, host, x, out, nbytes, rest):
         """The arguments before `rest`, for these arrays."""
         if x.nbytes != nbytes:
             take = f"Take scratch.of({x.nbytes})" if x.nbytes else "Launch nothing for an empty x"
             raise ValueError(f"{self._who}: x has {x.nbytes} bytes, and this scratch is for {nbytes}. {take}")
+        if self._of is not AllReduce and overlap(x, out):
+            raise ValueError(f"{self._who}: x and out overlap; they must lie apart")
         given = self._bound(host, x, out).args
         if _numbers(given[self._n_before :]) != _numbers(rest):
-            addresses = {"x": world.backend.address(x), "out": world.backend.address(out)}
-            if at := [f"{name} begins at {a:#x}" for name, a in addresses.items() if a % 16]:
-                raise ValueError(f"{self._who}: {at[0]}; it must be a multiple of 16 bytes")
-            raise ValueError(f"{self._who}: x is a part of out; they must lie apart")
+            addresses = {"x": host.world.backend.address(x), "out": host.world.backend.address(out)}
+            at = next(f"{name} begins at {a:#x}" for name, a in addresses.items() if a % 16)
+            raise ValueError(f"{self._who}: {at}; it must be a multiple of 16 bytes")
         return given[: self._n_before]
 
     def _example(self, world, nbytes):
@@ -468,18 +503,17 @@ class BarrierKernel(Kernel):
         """What launches take, ``k[scratch.grid, scratch.block, stream](*scratch)``. Collective. TypeError or
         ValueError, on all ranks, for a wrong World."""
         self._agree(world, "scratch", dict)
-        if ranks_in_reach(world) < self.n_ranks:
+        host = Barrier(world)
+        (method,) = host._parts
+        if method.run.kernel is not self.kernel:
+            host.free()
             raise ValueError(f"{self._who}: it is for ranks that reach each other by stores. Use sk.Barrier")
-        arrivals = world.signals(self.n_ranks, "kernels.barrier.arrivals")
-        rest, block = (arrivals, world.xp.zeros(1, "uint64")), min(MAX_THREADS, self.n_ranks)
-        bind(self.kernel, 1, block, rest)
 
-        def free():
-            self._forget(scratch)
-            world.free(arrivals)
+        def before():
+            host._order.compare(self._who)
+            return ()
 
-        scratch = self._keep(world, rest, free, tuple, (1,), (block,))
-        return scratch
+        return self._keep(host, (*method._arrays, method.epoch), method.run, before)
 
 
 def barrier(n_ranks: int) -> BarrierKernel:
@@ -512,13 +546,7 @@ class QueueKernel(Kernel):
             host._check(arrays)
             return [_as_numba_has_it(world, as_words(a)) for a in arrays.values()]
 
-        def free():
-            self._forget(scratch)
-            host.free()
-
-        launch = host._launch
-        scratch = self._keep(world, host._rest, free, before, launch.grid, launch.block)
-        return scratch
+        return self._keep(host, host._rest, host._launch, before)
 
 
 def queue(n_ranks: int) -> QueueKernel:

@@ -29,10 +29,15 @@ class StreamOrder:
 
     def before(self, stream, name, *arrays, shared=None):
         if self._calls is not None:
+            self.compare(name, *arrays, shared=shared)
+        self._streams.follow(stream)
+
+    def compare(self, name, *arrays, shared=None):
+        """Only compare the call with those of other ranks, on the emulator."""
+        if self._calls is not None:
             given = " and ".join(f"{array.size} {array.dtype}" for array in arrays)
             where = "" if shared is None else _where(self._world.place_of(shared))
             self._calls.enter(f"{name} of {given}{where}" if given else name, users_call(name).site)
-        self._streams.follow(stream)
 
 
 class _Streams:

@@ -132,6 +132,7 @@ def test_one_scratch_for_several_sizes(world, method):
     k = made("AllReduce", world.n_ranks, method)
     large = k.scratch(world, 400)
     small = large.of(20)
+    assert large.of(20) is small and large.of(400) is large
     for call in range(4):
         for scratch, size in ((large, 100), (small, 5)):
             x = world.xp.full(size, world.rank + call, "float32")
@@ -146,6 +147,8 @@ def test_one_scratch_for_several_sizes(world, method):
     with pytest.raises(ValueError, match=r"x has 20 bytes, and this scratch is for 400.*scratch.of\(20\)"):
         k[large.grid, large.block](x, x, *large)
     large.free()
+    with pytest.raises(RuntimeError, match="^kernels.all_reduce: it was freed; make a new one"):
+        small.of(40)
     for scratch in (large, small):
         with pytest.raises(ValueError, match="the scratch was freed. Make another one"):
             k[large.grid, large.block](x, x, *scratch)
@@ -281,6 +284,9 @@ def test_the_page_lists_what_there_is():
         name = re.sub(r"`(\w+)\(.*", r"\1", first) or name
         words = [re.findall(r"`(\w+)`", text) for text in (schedules, transports)]
         listed.setdefault(name, set()).update((s, t) for s in words[0] for t in words[1] or [None])
+    for make in MAKERS.values():  # their docstrings, too
+        words = {word for pair in listed[make.__name__] for word in pair if word}
+        assert set(re.findall(r'"(\w+)"', make.__doc__)) == words
     assert listed == {make.__name__: {*kernels.available(ALL[k].kind).values()} for k, make in MAKERS.items()}
 
 
@@ -348,10 +354,11 @@ def test_wrong_calls(world):
     for given, message in (
         ((x, out, *scratch.args[1:]), "a launch takes .x, out, .scratch.; the scratch is of another kernel"),
         ((x, out), "no scratch is given"),
+        ((x, *scratch), "no out is given"),
         ((x, out, scratch), "a Scratch is given as one argument. Write a star before it"),
         ((x[:0], out[:0], *scratch), "x has 0 bytes.* Launch nothing"),
         ((x.view("int32"), out.view("int32"), *scratch), "x is int32; it must be float32"),
-        ((x, out[:15], *scratch), "out must be float32 with 16 elements"),
+        ((x, out[:15], *scratch), "^kernels.all_reduce: .*out must be float32 with 16 elements"),
         ((x.reshape(4, 4).T, out, *scratch), "x.*contiguous"),
         ((x, "out", *scratch), "out is 'out'; it must be"),
     ):
@@ -365,12 +372,128 @@ def test_wrong_calls(world):
     scratch.free()
 
 
+@pytest.mark.parametrize("name, method", each_way(WAYS, ()))
+def test_wrong_grids(world, name, method):
+    """Of packets, a row may have fewer blocks; else a part of the result would be missing."""
+    k, any_blocks = made(name, world.n_ranks, method), method.startswith("one_shot") or "l" == method[0]
+    x, out, given = arrays(world, name, on_gpus(20000, 200) if any_blocks else 40000, "float32")
+    scratch = k.scratch(world, x.nbytes)
+    (blocks, *rows), (threads, *_) = scratch.grid, scratch.block
+    fewer = blocks - 1, *rows
+    for grid, block in (
+        ((blocks + 1, *rows), threads),
+        ((blocks, rows[0] + 1), threads),
+        (scratch.grid, threads + 1),
+        (scratch.grid, (threads // 2, 2)),
+        *[(fewer, threads)] * (not any_blocks),
+    ):
+        with pytest.raises(
+            ValueError, match=r"the grid is .*, the block .* Give \[scratch.grid, scratch.block"
+        ):
+            k[grid, block, world.stream](x, out, *scratch)
+    if any_blocks:
+        k[fewer, threads, world.stream](x, out, *scratch)
+        np.testing.assert_array_equal(world.asnumpy(out), ALL[name].wanted(given, method, world.rank))
+    scratch.free()
+
+
+@pytest.mark.ranks(2, fast=True)
+def test_ranks_make_the_same_kernel(world):
+    dtype, op = ("float32", "int32")[world.rank == 0], ("sum", "max")[world.rank == 0]
+    for k, differ in (
+        (kernels.all_reduce(world.n_ranks, "sum", dtype), "dtype"),
+        (kernels.all_reduce(world.n_ranks, op, "float32"), "op"),
+    ):
+        for make in (lambda k=k: k.scratch(world, 64), lambda k=k: k.tiles(world, 64, 1)):
+            with pytest.raises(
+                ValueError, match=f"kernels.all_reduce: .* needs the same {differ} on all ranks"
+            ):
+                make()
+
+
+@pytest.mark.parametrize("which", ["two scratches", "two sizes", "a barrier"])
+def test_launches_in_another_order(which):
+    def main():
+        world = sk.init()
+        k, barrier = kernels.all_reduce(2, "sum", "float32"), kernels.barrier(2)
+        a, x, y = k.scratch(world, 64), np.ones(16, "float32"), np.ones(8, "float32")
+        b, z = (a.of(32), y) if which == "two sizes" else (k.scratch(world, 32), y)
+        waits = barrier.scratch(world)
+        launches = [
+            lambda: k[a.grid, a.block, world.stream](x, x, *a),
+            lambda: (
+                k[b.grid, b.block, world.stream](z, z, *b)
+                if which != "a barrier"
+                else barrier[waits.grid, waits.block, world.stream](*waits)
+            ),
+        ]
+        for launch in launches[:: 1 - 2 * world.rank]:
+            launch()
+        world.synchronize()
+
+    with pytest.raises(ValueError, match=r"ranks disagree: rank 0 calls kernels.all_reduce of 16 float32 \("):
+        sk.emu.run(main, 2)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "barrier", "queue"])
+def test_after_free_and_after_the_end(kind):
+    def main():
+        for end in ("freed", "finalized"):
+            world = sk.init()
+            x, out = np.zeros((2, 4), "float32"), np.zeros((2, 4), "float32")
+            given = () if kind == "barrier" else (x, out)
+            k = getattr(kernels, kind)(2, *("sum", "float32")[: 2 * (kind == "all_reduce")])
+            scratch = k.scratch(world, *{"all_reduce": [32], "queue": [2, 4]}.get(kind, []))
+            launch = k[scratch.grid, scratch.block, world.stream]
+            launch(*given, *scratch)
+            if end == "freed":
+                scratch.free()
+                scratch.free()
+            else:
+                world.finalize()
+            with pytest.raises((ValueError, RuntimeError), match=f"^kernels.{kind}: .* {end}"):
+                launch(*given, *scratch)
+            world.finalize()
+
+    sk.emu.run(main, 2)
+
+
+@pytest.mark.ranks(2, fast=True)
+def test_x_and_out_lie_apart(world):
+    """Also where the host object allows the own segment: it launches another grid for that."""
+    n, me, xp = world.n_ranks, world.rank, world.xp
+    for k, nbytes, given in (
+        (kernels.all_gather(n), 16, lambda x: (x[4 * me :][:4], x)),
+        (kernels.all_gather(n, schedule="pull"), 16, lambda x: (x[4 * me :][:4], x)),
+        (
+            kernels.reduce_scatter(n, "sum", "float32", schedule="push"),
+            16 * n,
+            lambda x: (x, x[4 * me :][:4]),
+        ),
+        (kernels.all_to_all(n), 16 * n, lambda x: (x, x)),
+    ):
+        scratch = k.scratch(world, nbytes)
+        with pytest.raises(ValueError, match=r"^kernels.\w+: x and out overlap; they must lie apart"):
+            k[scratch.grid, scratch.block, world.stream](*given(xp.zeros(4 * n, "float32")), *scratch)
+        scratch.free()
+
+
 @pytest.mark.ranks(2, fast=True)
 def test_it_refuses_groups(world):
     group = world.split(0)
     with pytest.raises(ValueError, match=r"world is a group; .* sk.AllReduce\(group"):
         kernels.all_reduce(world.n_ranks, "sum", "float32").scratch(group, 64)
     group.finalize()
+
+
+def test_a_barrier_of_several_nodes_is_another_kernel():
+    def main():
+        with pytest.raises(
+            ValueError, match="it is for ranks that reach each other by stores. Use sk.Barrier"
+        ):
+            kernels.barrier(4).scratch(sk.init())
+
+    sk.emu.run(main, 4, local_size=2)
 
 
 @pytest.mark.ranks(2, fast=True)
@@ -385,15 +508,24 @@ def test_it_refuses_outputs_of_other_kernels(world):
 
 @pytest.mark.parametrize("transport", ["ll", "ll128", "lamport"])
 @pytest.mark.parametrize(
-    ("dtype", "begin", "size", "number", "message"),
+    ("dtype", "begin", "size", "number", "block", "message"),
     [
-        ("float32", 1, 4, 0, "tile.*: x begins at .*; it must begin at a multiple of 16 bytes"),
-        ("float64", 0, 4, 0, "tile: x has elements of float64 .*; they must be float32"),
-        ("float32", 0, 4, 2, "tile: its number is 2; the scratch is for 0 to 1"),
-        ("float32", 0, 4000, 0, "tile: it has 16000 bytes; the scratch is for .* at most"),
+        ("float32", 1, 4, 0, 32, "tile.*: x begins at .*; it must begin at a multiple of 16 bytes"),
+        ("float64", 0, 4, 0, 32, "tile: x has elements of float64 .*; they must be float32"),
+        ("float32", 0, 4, 2, 32, "tile: its number is 2; the scratch is for 0 to 1"),
+        ("float32", 0, 4000, 0, 32, "tile: it has 16000 bytes; the scratch is for .* at most"),
+        (
+            "float32",
+            0,
+            4,
+            0,
+            48,
+            r"tile: the block is \(48, 1, 1\); it must be one-dimensional, of whole warps",
+        ),
+        ("float32", 0, 4, 0, (16, 2), r"tile: the block is \(16, 2, 1\); it must be one-dimensional"),
     ],
 )
-def test_wrong_tiles(transport, dtype, begin, size, number, message):
+def test_wrong_tiles(transport, dtype, begin, size, number, block, message):
     def main():
         world = sk.init()
         k = kernels.all_reduce(1, "sum", "float32", transport=transport)
@@ -404,7 +536,7 @@ def test_wrong_tiles(transport, dtype, begin, size, number, message):
             tile_of(x, out, number, scratch)
 
         x = world.zeros(begin + size, dtype)[begin:]
-        kernel[1, 32, world.stream](x, world.zeros(size, dtype), number, scratch.args)
+        kernel[1, block, world.stream](x, world.zeros(size, dtype), number, scratch.args)
         world.synchronize()
 
     with pytest.raises((sk.emu.EmulatorError, TypingError), match=message):

@@ -38,6 +38,7 @@ from shmemkit.device import (
     symm_at,
 )
 from shmemkit.device.argument_checks import check_aligned
+from shmemkit.device.emulator import current_thread
 from shmemkit.device.packets.transports import LAMPORT, LL, LL128, indexing, rank_after
 from shmemkit.device.packets.units import (
     REDUCTIONS,
@@ -173,7 +174,9 @@ def checking(t, dtype):
 
     def check(x, out, number, scratch):
         most, epochs, segment = scratch[0], scratch[-1], min(x.size, out.size) * x.itemsize
-        tiles = epochs.size * t.group // most
+        tiles, block = epochs.size * t.group // most, tuple(current_thread("tile").block.blockDim)
+        if block[0] % 32 or block[1:] != (1, 1):
+            raise ValueError(f"tile: the block is {block}; it must be one-dimensional, of whole warps of 32")
         for name, array in (("x", x), ("out", out)):
             check_aligned("tile", name, array, 16)
             if dtype and array.dtype.name != dtype:
@@ -235,7 +238,7 @@ class Exchange(PacketMethod):
     """A method of this schedule: transport `t`; whether x is `personalized`; whether the full array is one
     segment (`whole`), as of an all-reduce, and not one for each rank."""
 
-    at_once = True
+    at_once = any_blocks = True
     personalized = whole = False
 
     def prepare(self, max_nbytes, op=None):
