@@ -227,6 +227,7 @@ class World(SymmetricMemory):
         self.rank, self.n_ranks = self.comm.Get_rank(), self.comm.Get_size()
         try:
             size = self._local_size(local_size)
+            self.backend.set_local_size(size)  # the emulator may refuse it
         except (TypeError, ValueError):
             self.backend.abandon()
             raise

@@ -233,6 +233,9 @@ def test_a_node_whose_messages_are_late():
         sent(*[nothing] * 4, delivery="node 2 late")
     with pytest.raises(ValueError, match="delivery is 'node late'; it must be .*, or as 'node 1 late'"):
         sent(nothing, nothing, delivery="node late")
+    if not cuda.is_available():  # the World that was refused has ended: the emulator, too
+        with pytest.raises(RuntimeError, match="kernel <lambda>: this rank has no World"):
+            cuda.jit(lambda: None)[1, 1]()
 
 
 @pytest.mark.parametrize(
