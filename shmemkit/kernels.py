@@ -243,7 +243,7 @@ class CollectiveKernel(Kernel):
         self._object_name = of.__name__
         self._kind, self._settings = _entry(of, method)
         self._alike = {"op": op, "dtype": dtype and dtype.name}
-        self._any_blocks = getattr(self._kind, "any_blocks", False)
+        self._any_blocks = getattr(self._kind, "_any_blocks", False)
         kernel = self._kind.kernel_of(n_ranks, **self._alike, **self._settings)
         super().__init__(_who(of), kernel, n_ranks)
         self._n_before = list(inspect.signature(self.kernel.py_func).parameters).index("out") + 1

@@ -140,7 +140,7 @@ class ChunkedMethod(Method):
     """
 
     part, chunk, senders = 1 << 13, 1 << 14, 132
-    fewest = 8
+    _fewest = 8
 
     def make(self, max_nbytes, segments, blocks, rows, full, empty=0, grid_rows=2):
         """Scratch of so many `rows`, rows of `full` and `empty` signals, and epochs of so many rows of the

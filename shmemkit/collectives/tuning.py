@@ -51,7 +51,7 @@ DIGESTS = Path(__file__).with_name("digests.json")
 SIZES = [1 << e for e in range(10, 31)]  # bytes, for which the model decides
 MARGIN = 0.03  # of the time, by which another method must be faster
 EMULATOR = "emulator"  # in the place of the GPU model
-MOST_BY_PACKETS = 16  # ranks of the emulator: packets to more of them take it many seconds
+_MOST_BY_PACKETS = 16  # ranks of the emulator: packets to more of them take it many seconds
 OUTPUTS = ("private", "symmetric")
 OPS = {path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")}
 SUBSTITUTES = {"ll128": "ll", "one_shot_ll128": "one_shot"}
@@ -241,7 +241,7 @@ def defaults(op, several):
 
 def _defaults(op, place):
     choices = defaults(op, place.n_nodes > 1)
-    if place.gpu == EMULATOR and place.n_ranks > MOST_BY_PACKETS:
+    if place.gpu == EMULATOR and place.n_ranks > _MOST_BY_PACKETS:
         choices = choices[-1:]
     return dict.fromkeys((False, True), choices)
 

@@ -12,7 +12,7 @@ from shmemkit.support.agreement import as_message, check_equal, raise_on_all
 from shmemkit.support.settings import listed
 from shmemkit.typing import Array, DType, Shape
 
-MANY_RANKS = 16  # of the emulator: blocks have fewer threads then, where their kernels need no whole warp
+_MANY_RANKS = 16  # of the emulator: blocks have fewer threads then, where their kernels need no whole warp
 
 
 def agree(world, prepare, free):
@@ -87,7 +87,7 @@ class Method:
                      tuned. Kernels of one method do not run at the same time, so it uses no more
                      multiprocessors
 
-    and `threads`, per block; on the emulator, which is quicker with few, 32, or of many ranks `fewest`.
+    and `threads`, per block; on the emulator, which is quicker with few, 32, or of many ranks `_fewest`.
     `settings` are attributes.
 
     To make one is collective. When prepare refuses on any rank, all ranks do (``agree``), and free what they
@@ -96,7 +96,7 @@ class Method:
 
     name: str  # of it, as "all_gather push": of its arrays, and in its messages
     threads = 512
-    fewest = 32
+    _fewest = 32
     sms: int | None = None
     _keeps_arrays = False
     prepare: Callable[..., None]
@@ -105,7 +105,7 @@ class Method:
         self.world = world
         self._arrays, self._launches = [], {}
         if world.backend.name == "emulator":
-            self.threads = 32 if world.n_ranks < MANY_RANKS else self.fewest
+            self.threads = 32 if world.n_ranks < _MANY_RANKS else self._fewest
         vars(self).update(settings)
         agree(world, lambda: self.prepare(*args), self.free)
 

@@ -14,12 +14,12 @@ class PacketMethod(Method):
 
     name       of it, as "all_gather ll128"
     at_once    whether a thread holds units of all ranks in registers
-    any_blocks whether a row of its kernel's grid may have any number of blocks
+    _any_blocks  whether a row of its kernel's grid may have any number of blocks
     blocks     of a grid, at most, for each multiprocessor
     """
 
     t: Transport
-    at_once = any_blocks = False
+    at_once = _any_blocks = False
 
     def __init__(self, world, *args, **settings):
         self.t = settings.get("t") or self.t

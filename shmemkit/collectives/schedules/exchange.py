@@ -238,7 +238,7 @@ class Exchange(PacketMethod):
     """A method of this schedule: transport `t`; whether x is `personalized`; whether the full array is one
     segment (`whole`), as of an all-reduce, and not one for each rank."""
 
-    at_once = any_blocks = True
+    at_once = _any_blocks = True
     personalized = whole = False
 
     def prepare(self, max_nbytes, op=None):

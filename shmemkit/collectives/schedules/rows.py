@@ -99,7 +99,7 @@ def rows_kernel(t, personalized):
 class Rows(PacketMethod):
     """A method of this schedule: transport `t`; whether x is `personalized`."""
 
-    personalized, any_blocks = False, True
+    personalized, _any_blocks = False, True
 
     def prepare(self, max_nbytes):
         t, n = self.t, self.world.n_ranks
