@@ -189,6 +189,8 @@ def add(data, check, commit):
         for room, some in sorted(answers.items())
     }
     new = about | {"commit": commit, "rooms": rooms}
+    if right == "incomplete" and "untried" in check:
+        new["untried"] = check["untried"]
     data["checks"] = _together([new, *(old for old in data["checks"] if not _replaces(new, old))])
 
 
@@ -202,7 +204,18 @@ def _together(checks):
         if (first := found.setdefault(key, check)) is not check:
             first["command"] = f"{alike[0]} --only ..."
             first["rooms"] = _summed(first["rooms"], check["rooms"])
+            _leave_out(first, check)
     return list(found.values())
+
+
+def _leave_out(check, part):
+    """`check` has another part: it has not tried what none of them has."""
+    if "untried" not in check or "untried" not in part:
+        return
+    check["untried"] = [name for name in check["untried"] if name in part["untried"]]
+    for entry in check["rooms"].values():
+        if not check["untried"] and entry["answer"] == "incomplete":
+            entry["answer"] = "right"
 
 
 def _summed(rooms, more):

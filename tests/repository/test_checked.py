@@ -91,6 +91,20 @@ def test_parts_of_a_check_are_one(checked, data):
     assert "**wrong** in 3 cases" in row(checked, data)
 
 
+def test_parts_that_leave_nothing_out_are_whole(checked, data):
+    def part(name, room, *untried):
+        command = f"shmemkit run -n 4 -m shmemkit check --only {name}"
+        found = check("right", rooms=(room,), answer="incomplete", command=command)
+        checked.add(data, found | {"untried": list(untried)}, "abc1234")
+        return row(checked, data, room)
+
+    assert "not all was tried, in 1 case" in part("A", ROOM, "B", "C")
+    assert "not all was tried, in 1 case" in part("B", OTHER, "A", "C")
+    assert part("C", ROOM, "A", "B") == "right in 2 cases (1)"
+    assert row(checked, data, OTHER) == "right in 1 case (1)"
+    assert part("A", ROOM, "B", "C") == "right in 3 cases (1)"  # once more
+
+
 def test_a_check_of_another_digest_is_stale(checked, data):
     checked.add(data, check("right", rooms=(ROOM, OTHER)), "abc1234")
     checked.take_digests(data, changed(ROOM))

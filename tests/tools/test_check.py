@@ -319,7 +319,7 @@ def test_passed(few, cache, tmp_path, capsys):
     assert 'passed: all that "auto" takes here is right. 6 right, 0 wrong, 1 not tried' in said
     assert "Queue" in said and "6 cases, about 3 s" in said
     found = json.loads(file.read_text())
-    assert (found["answer"], found["exit_status"]) == ("passed", 0)
+    assert (found["answer"], found["exit_status"], found["untried"]) == ("passed", 0, [])
     assert found["machine"]["ranks"] == 2 and found["machine"]["gpus"] == {}
     (queue, *_) = (case for case in found["cases"] if case["case"] == "Queue float32")
     assert queue["answer"] == "right" and queue["calls"] > 10

@@ -416,6 +416,7 @@ class Check:
                 "packages": versions(PACKAGES),
             },
             "ledger": self.ledger,
+            "untried": self.untried(),
             "cases": self.results,
         }
         with open(self.options.json, "w") as file:
