@@ -884,3 +884,14 @@ def test_describe_says_what_is_taken_and_from_where_that_came(table):
         "  symmetric: push_1d",
     ]
     assert given == "AllGather, 2 ranks on emulator: pull, as given"
+
+
+def test_many_emulated_ranks_send_no_packets():
+    """Packets to each of them take the emulator many seconds; GPUs take what they took."""
+
+    def choices(gpu, n_ranks):
+        return tuning.find("all_reduce", tuning.Place(gpu, n_ranks, 1, 132)).choices
+
+    assert choices("emulator", 16)[False][0][1] == "one_shot_ll128"
+    assert choices("emulator", 17) == dict.fromkeys((False, True), [(None, "push")])
+    assert len(choices("NVIDIA H200", 17)[False]) > 1
